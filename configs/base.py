@@ -1,0 +1,63 @@
+"""Defaults of every experiment, section by section.
+
+A field at ``None`` is derived by the run, shown, and saved in its ``config.yaml``.
+"""
+
+import dataclasses
+
+import ml_collections
+
+from models import bert
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """Returns the defaults: the smallest BERT on the embedded corpus."""
+    return ml_collections.ConfigDict(
+        {
+            "model": {"name": "bert", **dataclasses.asdict(bert.SIZES["tiny"])},
+            "data": {
+                "files": (),  # text or JSON lines; none: Python's own documentation
+                "tokenizer": None,  # tokenizer.json or vocab.txt; None: train one
+                "cache_dir": None,  # tokenizer and tokens; None: ~/.cache/sbp-jax
+                "seq_length": 128,
+                "validation_fraction": 0.05,  # of the documents
+                "masked_fraction": 0.15,  # of the tokens
+                "masking": "whole_word",  # or "token", or "ngram"
+                "short_fraction": 0.1,  # of the samples are shorter than seq_length
+                "num_workers": 0,  # processes; 0: threads of this one
+            },
+            "optim": {
+                "name": "adamw",  # or "lamb"
+                "learning_rate": 1e-4,
+                "weight_decay": 0.01,  # of all but biases and norms
+                "beta1": 0.9,
+                "beta2": 0.999,
+                "epsilon": 1e-8,
+                "grad_clip_norm": None,  # None: no clipping
+                "warmup_steps": 0,
+                "schedule": "cosine",  # "constant", "linear", "polynomial", ...
+                "final_fraction": 0.01,  # of the learning rate, at the last step
+            },
+            "train": {
+                "num_steps": 1000,
+                "global_batch_size": 32,
+                "num_microbatches": 1,  # of each data-parallel rank
+                "seed": 1234,
+                "log_every": 20,
+            },
+            "dist": {
+                "data_parallel_size": None,  # None: the devices that are left over
+                "tensor_parallel_size": 1,
+                "pipeline_parallel_size": 1,
+                "pipeline_num_layers": None,  # None: the layers of the model
+            },
+            "eval": {
+                "every_steps": None,  # None: only at the end
+                "num_batches": None,  # None: the whole validation split
+            },
+            "checkpoint": {
+                "every_steps": None,  # None: only at the end
+                "keep": 3,  # of the newest, besides the best
+            },
+        }
+    )

@@ -1,0 +1,187 @@
+"""BERT with its two pre-training heads (arXiv:1810.04805).
+
+The encoder is the paper's, with the layer norm after each residual sum;
+``norm_position="pre"`` gives the variant that Megatron and LiBai train. The masked-LM
+head runs on the predicted positions alone.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models import layers
+from models.losses import cross_entropy
+
+Batch = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BertConfig(layers.BlockConfig):
+    """Sizes of a BERT. Those of the block come from `layers.BlockConfig`.
+
+    Attributes:
+        vocab_size: Tokens.
+        vocab_multiple: The table has ``vocab_size`` rows rounded up to a multiple of
+            this, so that it can be split.
+        max_len: Positions.
+        num_segments: Segment (token type) embeddings.
+    """
+
+    vocab_size: int = 30522
+    vocab_multiple: int = 128
+    max_len: int = 512
+    num_segments: int = 2
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the vocabulary table."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+
+SIZES = {
+    "tiny": BertConfig(num_layers=2, model_dim=128, num_heads=2, mlp_dim=512),
+    "base": BertConfig(num_layers=12, model_dim=768, num_heads=12, mlp_dim=3072),
+    "large": BertConfig(num_layers=24, model_dim=1024, num_heads=16, mlp_dim=4096),
+}
+
+
+class Embeddings(nnx.Module):
+    """Sum of token, position and segment embeddings, then norm and dropout."""
+
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        init = layers.normal(config.init_scale)
+        dim, dtype = config.model_dim, config.param_dtype
+        self.token = layers.Vocabulary(
+            config.vocab_size, config.padded_vocab_size, config, rngs=rngs
+        )
+        self.position = nnx.Param(init(rngs.params(), (config.max_len, dim), dtype))
+        self.segment = nnx.Param(init(rngs.params(), (config.num_segments, dim), dtype))
+        if config.norm_position == "post":
+            self.norm = layers.layer_norm(config, rngs=rngs)
+
+    def __call__(
+        self, tokens_BL: jax.Array, segments_BL: jax.Array, keys_B: jax.Array | None
+    ) -> jax.Array:
+        """Embeds ``(B, L)`` tokens and their segments as ``(B, L, D)``."""
+        dtype = self.config.dtype
+        x_BLD = self.token.embed(tokens_BL)
+        x_BLD += self.position[: tokens_BL.shape[1]].astype(dtype)[None]
+        x_BLD += jnp.take(self.segment[...].astype(dtype), segments_BL, axis=0)
+        if self.config.norm_position == "post":
+            x_BLD = self.norm(x_BLD).astype(dtype)
+        return layers.dropout(x_BLD, self.config.dropout_rate, keys_B)
+
+
+class MaskedLmHead(nnx.Module):
+    """Predicts the tokens at chosen positions; the output layer is the embedding."""
+
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        self.transform = layers.linear(config, config.model_dim, rngs=rngs)
+        self.activation = layers.ACTIVATIONS[config.activation]
+        self.norm = layers.layer_norm(config, rngs=rngs)
+        self.bias = nnx.Param(jnp.zeros(config.padded_vocab_size, config.param_dtype))
+
+    def __call__(
+        self, x_BLD: jax.Array, positions_BN: jax.Array, vocabulary: layers.Vocabulary
+    ) -> jax.Array:
+        """Returns float32 logits ``(B, N, V)`` of the tokens at ``positions_BN``."""
+        h_BND = jnp.take_along_axis(x_BLD, positions_BN[:, :, None], axis=1)
+        h_BND = self.activation(self.transform(h_BND))
+        h_BND = self.norm(h_BND).astype(x_BLD.dtype)
+        return vocabulary.logits(h_BND, self.bias[...])
+
+
+class Bert(nnx.Module):
+    """BERT for pre-training: masked language model and next-sentence prediction.
+
+    A batch is a dict of arrays: ``tokens`` and ``segments`` int32 ``(B, L)``, with
+    ``is_token`` boolean ``(B, L)`` False on padding; ``positions`` and ``targets``
+    int32 ``(B, N)``, the positions to predict and their tokens, with ``weights``
+    float32 ``(B, N)`` 0 where fewer than N are predicted; ``is_random_next`` int32
+    ``(B,)``, 1 where the second segment does not follow the first, with
+    ``sample_weights`` float32 ``(B,)``, 0 on samples that only fill up a batch.
+    """
+
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.embeddings = Embeddings(config, rngs=rngs)
+        self.blocks = nnx.List(
+            [layers.Block(config, rngs=rngs) for _ in range(config.num_layers)]
+        )
+        if config.norm_position == "pre":
+            self.final_norm = layers.layer_norm(config, rngs=rngs)
+        self.pooler = layers.linear(config, config.model_dim, rngs=rngs)
+        self.masked_lm = MaskedLmHead(config, rngs=rngs)
+        self.next_sentence = layers.linear(config, 2, rngs=rngs)
+
+    def embed(self, batch: Batch, keys_B: jax.Array | None = None) -> jax.Array:
+        """Returns the input of the first block, ``(B, L, D)``."""
+        return self.embeddings(batch["tokens"], batch["segments"], keys_B)
+
+    @staticmethod
+    def attention_mask(batch: Batch) -> jax.Array:
+        """Returns ``(B, 1, 1, L)``: nobody looks at padding."""
+        return batch["is_token"][:, None, None]
+
+    def encode(self, batch: Batch, keys_B: jax.Array | None = None) -> jax.Array:
+        """Returns the output of the last block, ``(B, L, D)``, on one device."""
+        embed_keys_B, *block_keys = layers.split_keys(keys_B, 1 + len(self.blocks))
+        x_BLD = self.embed(batch, embed_keys_B)
+        mask = self.attention_mask(batch)
+        for block, block_keys_B in zip(self.blocks, block_keys, strict=True):
+            x_BLD = block(x_BLD, mask, block_keys_B)
+        return x_BLD
+
+    def pool(self, x_BLD: jax.Array) -> jax.Array:
+        """Returns the pooled first position, ``(B, D)``."""
+        return jnp.tanh(self.pooler(self._normalize(x_BLD[:, 0])))
+
+    def logits(self, x_BLD: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Returns float32 masked-LM ``(B, N, V)`` and next-sentence ``(B, 2)`` logits.
+
+        Args:
+            x_BLD: Output of the last block.
+            batch: Of which only ``positions`` are read.
+        """
+        tokens_BNV = self.masked_lm(
+            self._normalize(x_BLD), batch["positions"], self.embeddings.token
+        )
+        next_B2 = self.next_sentence(self.pool(x_BLD))
+        return tokens_BNV, next_B2.astype(jnp.float32)
+
+    def losses(self, x_BLD: jax.Array, batch: Batch) -> dict[str, jax.Array]:
+        """Returns the weighted sums over the batch of loss and correctness.
+
+        Divided by `counts` of the whole batch these are the mean losses and accuracies
+        of both heads. The training loss is the sum of the ``_loss`` entries.
+        """
+        tokens_BNV, next_B2 = self.logits(x_BLD, batch)
+        mlm_BN, mlm_correct_BN = cross_entropy(tokens_BNV, batch["targets"])
+        nsp_B, nsp_correct_B = cross_entropy(next_B2, batch["is_random_next"])
+        weights_BN, weights_B = batch["weights"], batch["sample_weights"]
+        return {
+            "mlm_loss": (mlm_BN * weights_BN).sum(),
+            "nsp_loss": (nsp_B * weights_B).sum(),
+            "mlm_accuracy": (mlm_correct_BN * weights_BN).sum(),
+            "nsp_accuracy": (nsp_correct_B * weights_B).sum(),
+        }
+
+    @staticmethod
+    def counts(batch: Batch) -> dict[str, jax.Array]:
+        """Returns what each sum of `losses` is to be divided by, over a whole batch."""
+        num_predicted = batch["weights"].sum()
+        num_samples = batch["sample_weights"].sum()
+        return {
+            "mlm_loss": num_predicted,
+            "nsp_loss": num_samples,
+            "mlm_accuracy": num_predicted,
+            "nsp_accuracy": num_samples,
+        }
+
+    def _normalize(self, x: jax.Array) -> jax.Array:
+        if self.config.norm_position == "post":
+            return x
+        return self.final_norm(x).astype(x.dtype)

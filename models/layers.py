@@ -1,0 +1,254 @@
+"""What the models share: vocabulary table, attention, MLP, norms, dropout.
+
+Linear maps of attention keep heads as a dim of their own, so that a signature can
+split heads without splitting a head.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig:
+    """Sizes of a transformer block.
+
+    Attributes:
+        num_layers: Blocks in the whole stack.
+        num_heads: Attention heads; divides ``model_dim``.
+        model_dim: Width of the residual stream.
+        mlp_dim: Hidden width of the MLP.
+        dropout_rate: Rate on the outputs of attention, MLP and embedding.
+        attention_dropout_rate: Rate on the attention probabilities.
+        norm_position: ``"post"`` as in BERT (norm after the residual sum), or
+            ``"pre"`` as in GPT-2 (norm on the input of each half, one at the end).
+        norm_epsilon: Added to the variance.
+        activation: ``"gelu"`` (by the error function) or ``"gelu_tanh"``.
+        init_scale: Standard deviation of the initial weights. The maps that write
+            into the residual stream of a ``"pre"`` model are divided by
+            ``sqrt(2 * num_layers)``, as in GPT-2.
+        dtype: Of the computation.
+        param_dtype: Of the stored parameters.
+    """
+
+    num_layers: int = 2
+    num_heads: int = 2
+    model_dim: int = 128
+    mlp_dim: int = 512
+    dropout_rate: float = 0.0
+    attention_dropout_rate: float = 0.0
+    norm_position: str = "post"
+    norm_epsilon: float = 1e-12
+    activation: str = "gelu"
+    init_scale: float = 0.02
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.model_dim // self.num_heads
+
+
+ACTIVATIONS = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+}
+
+
+def normal(scale: float) -> nnx.Initializer:
+    """Returns the initializer of all weights: normal with deviation ``scale``."""
+    return nnx.initializers.normal(scale)
+
+
+def layer_norm(config: BlockConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    """Returns a norm over the last dim, computed in float32.
+
+    Paper: arXiv:1607.06450.
+    """
+    return nnx.LayerNorm(
+        config.model_dim,
+        epsilon=config.norm_epsilon,
+        dtype=jnp.float32,
+        param_dtype=config.param_dtype,
+        rngs=rngs,
+    )
+
+
+def linear(config: BlockConfig, out_dim: int, *, rngs: nnx.Rngs) -> nnx.Linear:
+    """Returns a linear map with bias, ``(..., D)`` to ``(..., out_dim)``."""
+    return nnx.Linear(
+        config.model_dim,
+        out_dim,
+        kernel_init=normal(config.init_scale),
+        dtype=config.dtype,
+        param_dtype=config.param_dtype,
+        rngs=rngs,
+    )
+
+
+def split_keys(keys_B: jax.Array | None, num: int) -> list[jax.Array | None]:
+    """Returns ``num`` independent sets of per-sample keys, or Nones for None."""
+    if keys_B is None:
+        return [None] * num
+    keys_BN = jax.vmap(lambda key: jax.random.split(key, num))(keys_B)
+    return [keys_BN[:, i] for i in range(num)]
+
+
+def dropout(x: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Array:
+    """Zeroes a share ``rate`` of ``x`` and scales the rest up.
+
+    Args:
+        x: Shape ``(B, ...)``.
+        rate: Share to drop; 0 returns ``x``.
+        keys_B: One key per sample; None switches dropout off.
+
+    Returns:
+        The shape and dtype of ``x``. The mask of a sample depends on its key alone.
+    """
+    if keys_B is None or rate == 0.0:
+        return x
+    keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))
+    return jnp.where(keep(keys_B), x / (1 - rate), jnp.zeros_like(x))
+
+
+class Vocabulary(nnx.Module):
+    """Token embedding and its transpose, the output layer (arXiv:1608.05859).
+
+    The table has ``padded_size`` rows. Tokens never name the rows past ``size``, and
+    their logits are the lowest float, so that they take no probability.
+    """
+
+    def __init__(
+        self, size: int, padded_size: int, config: BlockConfig, *, rngs: nnx.Rngs
+    ):
+        self.size = size
+        self.dtype = config.dtype
+        init = normal(config.init_scale)
+        shape = (padded_size, config.model_dim)
+        self.embedding = nnx.Param(init(rngs.params(), shape, config.param_dtype))
+
+    def embed(self, tokens_BL: jax.Array) -> jax.Array:
+        """Looks the tokens up: ``(B, L)`` to ``(B, L, D)``."""
+        return jnp.take(self.embedding[...].astype(self.dtype), tokens_BL, axis=0)
+
+    def logits(self, h_BND: jax.Array, bias_V: jax.Array) -> jax.Array:
+        """Scores every token: ``(B, N, D)`` to float32 ``(B, N, V)``."""
+        table_VD = self.embedding[...].astype(self.dtype)
+        scores_BNV = jnp.einsum(
+            "bnd,vd->bnv", h_BND, table_VD, preferred_element_type=jnp.float32
+        )
+        scores_BNV += bias_V.astype(jnp.float32)[None, None]
+        is_token_V = jnp.arange(scores_BNV.shape[-1]) < self.size
+        return jnp.where(is_token_V, scores_BNV, jnp.finfo(jnp.float32).min)
+
+
+class Attention(nnx.Module):
+    """Multi-head self-attention (arXiv:1706.03762, section 3.2)."""
+
+    def __init__(self, config: BlockConfig, *, out_scale: float, rngs: nnx.Rngs):
+        self.config = config
+        heads = (config.num_heads, config.head_dim)
+        self.qkv = nnx.LinearGeneral(
+            config.model_dim,
+            (3, *heads),
+            kernel_init=normal(config.init_scale),
+            dtype=config.dtype,
+            param_dtype=config.param_dtype,
+            rngs=rngs,
+        )
+        self.out = nnx.LinearGeneral(
+            heads,
+            config.model_dim,
+            axis=(-2, -1),
+            kernel_init=normal(out_scale),
+            dtype=config.dtype,
+            param_dtype=config.param_dtype,
+            rngs=rngs,
+        )
+
+    def __call__(
+        self, x_BLD: jax.Array, mask: jax.Array | None, keys_B: jax.Array | None
+    ) -> jax.Array:
+        """Mixes positions; the shape stays ``(B, L, D)``.
+
+        Args:
+            x_BLD: Input.
+            mask: Boolean, broadcastable to ``(B, H, L, L)``, True where a query (dim
+                2) may see a key (dim 3). None lets all see all.
+            keys_B: Keys of the dropout on the probabilities, or None.
+        """
+        qkv = self.qkv(x_BLD)
+        q_BLHK, k_BLHK, v_BLHK = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        scale = 1 / math.sqrt(self.config.head_dim)
+        scores_BHLL = jnp.einsum(
+            "bqhk,bthk->bhqt",
+            q_BLHK * scale,
+            k_BLHK,
+            preferred_element_type=jnp.float32,
+        )
+        if mask is not None:
+            scores_BHLL = jnp.where(mask, scores_BHLL, jnp.finfo(jnp.float32).min)
+        probs_BHLL = jax.nn.softmax(scores_BHLL).astype(x_BLD.dtype)
+        probs_BHLL = dropout(probs_BHLL, self.config.attention_dropout_rate, keys_B)
+        return self.out(jnp.einsum("bhqt,bthk->bqhk", probs_BHLL, v_BLHK))
+
+
+class Mlp(nnx.Module):
+    """Position-wise feed-forward network (arXiv:1706.03762, section 3.3)."""
+
+    def __init__(self, config: BlockConfig, *, out_scale: float, rngs: nnx.Rngs):
+        self.activation = ACTIVATIONS[config.activation]
+        self.up = linear(config, config.mlp_dim, rngs=rngs)
+        self.down = nnx.Linear(
+            config.mlp_dim,
+            config.model_dim,
+            kernel_init=normal(out_scale),
+            dtype=config.dtype,
+            param_dtype=config.param_dtype,
+            rngs=rngs,
+        )
+
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        """Maps each position on its own; the shape stays ``(B, L, D)``."""
+        h_BLF = self.activation(self.up(x_BLD))
+        return self.down(h_BLF)
+
+
+class Block(nnx.Module):
+    """One transformer layer: attention and MLP, each with residual and norm."""
+
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        is_pre = config.norm_position == "pre"
+        depth = 2 * config.num_layers if is_pre else 1
+        out_scale = config.init_scale / math.sqrt(depth)
+        self.attention = Attention(config, out_scale=out_scale, rngs=rngs)
+        self.attention_norm = layer_norm(config, rngs=rngs)
+        self.mlp = Mlp(config, out_scale=out_scale, rngs=rngs)
+        self.mlp_norm = layer_norm(config, rngs=rngs)
+
+    def __call__(
+        self, x_BLD: jax.Array, mask: jax.Array | None, keys_B: jax.Array | None
+    ) -> jax.Array:
+        """Applies the layer; the shape stays ``(B, L, D)``, see `Attention`."""
+        rate = self.config.dropout_rate
+        probs_keys, attention_keys, mlp_keys = split_keys(keys_B, 3)
+
+        def attend(h_BLD: jax.Array) -> jax.Array:
+            return dropout(
+                self.attention(h_BLD, mask, probs_keys), rate, attention_keys
+            )
+
+        def transform(h_BLD: jax.Array) -> jax.Array:
+            return dropout(self.mlp(h_BLD), rate, mlp_keys)
+
+        dtype = x_BLD.dtype
+        if self.config.norm_position == "pre":
+            x_BLD += attend(self.attention_norm(x_BLD).astype(dtype))
+            return x_BLD + transform(self.mlp_norm(x_BLD).astype(dtype))
+        x_BLD = self.attention_norm(x_BLD + attend(x_BLD)).astype(dtype)
+        return self.mlp_norm(x_BLD + transform(x_BLD)).astype(dtype)

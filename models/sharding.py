@@ -1,0 +1,91 @@
+"""How parameters are split: path pattern -> component per mesh axis.
+
+``*`` stands for one segment of the path. An axis that a row leaves out is broadcast,
+so ``{}`` is broadcast everywhere. Dims are those of one block's parameter. Every
+parameter of a model is matched by exactly one row, and every row matches a parameter.
+
+The rows follow Megatron (arXiv:1909.08053, section 3): the first linear map of each
+half layer is split by columns (its output dim), the second by rows (its input dim), so
+that each half needs one all-reduce, and the vocabulary is split by tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import sbp
+from sbp.signature import Component
+
+Rows = Mapping[str, Mapping[str, Component]]
+
+BLOCK: Rows = {
+    "blocks/*/attention/qkv/kernel": {"tensor": sbp.split(2)},  # (D, 3, H, K)
+    "blocks/*/attention/qkv/bias": {"tensor": sbp.split(1)},  # (3, H, K)
+    "blocks/*/attention/out/kernel": {"tensor": sbp.split(0)},  # (H, K, D)
+    "blocks/*/attention/out/bias": {},
+    "blocks/*/attention_norm/*": {},
+    "blocks/*/mlp/up/kernel": {"tensor": sbp.split(1)},  # (D, F)
+    "blocks/*/mlp/up/bias": {"tensor": sbp.split(0)},
+    "blocks/*/mlp/down/kernel": {"tensor": sbp.split(0)},  # (F, D)
+    "blocks/*/mlp/down/bias": {},
+    "blocks/*/mlp_norm/*": {},
+}
+
+BERT: Rows = BLOCK | {
+    "embeddings/token/embedding": {"tensor": sbp.split(0)},  # (V, D)
+    "embeddings/position": {},
+    "embeddings/segment": {},
+    "embeddings/norm/*": {},
+    "pooler/*": {},
+    "masked_lm/transform/*": {},
+    "masked_lm/norm/*": {},
+    "masked_lm/bias": {"tensor": sbp.split(0)},  # (V,)
+    "next_sentence/*": {},
+}
+
+BERT_PRE_NORM: Rows = {
+    pattern: row for pattern, row in BERT.items() if pattern != "embeddings/norm/*"
+} | {"final_norm/*": {}}
+
+
+def match_rows(rows: Rows, paths: Sequence[str]) -> dict[str, Mapping[str, Component]]:
+    """Returns the row of each parameter.
+
+    Args:
+        rows: The table.
+        paths: Parameter paths, segments separated by ``/``.
+
+    Returns:
+        Path -> component per mesh axis, in the order of ``paths``.
+
+    Raises:
+        ValueError: If a parameter is matched by no row or by several, or a row by no
+            parameter; all of them are named.
+
+    Example:
+        >>> match_rows({"mlp/*": {"tensor": sbp.split(0)}}, ["mlp/bias"])
+        {'mlp/bias': {'tensor': sbp.split(0)}}
+    """
+    matches = {
+        path: [pattern for pattern in rows if _is_match(pattern, path)]
+        for path in paths
+    }
+    used = {pattern for patterns in matches.values() for pattern in patterns}
+    problems = [
+        f"  parameter {path!r} is matched by "
+        + (f"{len(found)} rows: {found}." if found else "no row.")
+        for path, found in matches.items()
+        if len(found) != 1
+    ] + [f"  row {row!r} matches no parameter." for row in rows if row not in used]
+    if problems:
+        raise ValueError(
+            "Every parameter needs exactly one row of the sharding table, and every"
+            " row a parameter:\n" + "\n".join(problems) + "\nAdd, remove or narrow"
+            " rows until each parameter has one."
+        )
+    return {path: rows[found[0]] for path, found in matches.items()}
+
+
+def _is_match(pattern: str, path: str) -> bool:
+    wanted, given = pattern.split("/"), path.split("/")
+    return len(wanted) == len(given) and all(
+        w in ("*", g) for w, g in zip(wanted, given, strict=True)
+    )
