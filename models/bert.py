@@ -128,11 +128,10 @@ class Bert(nnx.Module):
 
     def encode(self, batch: Batch, keys_B: jax.Array | None = None) -> jax.Array:
         """Returns the output of the last block, ``(B, L, D)``, on one device."""
-        embed_keys_B, *block_keys = layers.split_keys(keys_B, 1 + len(self.blocks))
-        x_BLD = self.embed(batch, embed_keys_B)
+        x_BLD = self.embed(batch, layers.fold_keys(keys_B, 0))
         mask = self.attention_mask(batch)
-        for block, block_keys_B in zip(self.blocks, block_keys, strict=True):
-            x_BLD = block(x_BLD, mask, block_keys_B)
+        for index, block in enumerate(self.blocks):
+            x_BLD = block(x_BLD, mask, layers.fold_keys(keys_B, 1 + index))
         return x_BLD
 
     def pool(self, x_BLD: jax.Array) -> jax.Array:

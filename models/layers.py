@@ -90,12 +90,11 @@ def linear(config: BlockConfig, out_dim: int, *, rngs: nnx.Rngs) -> nnx.Linear:
     )
 
 
-def split_keys(keys_B: jax.Array | None, num: int) -> list[jax.Array | None]:
-    """Returns ``num`` independent sets of per-sample keys, or Nones for None."""
+def fold_keys(keys_B: jax.Array | None, index: int | jax.Array) -> jax.Array | None:
+    """Returns new keys for the part ``index`` of the model; None stays None."""
     if keys_B is None:
-        return [None] * num
-    keys_BN = jax.vmap(lambda key: jax.random.split(key, num))(keys_B)
-    return [keys_BN[:, i] for i in range(num)]
+        return None
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys_B, index)
 
 
 def dropout(x: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Array:
@@ -236,15 +235,13 @@ class Block(nnx.Module):
     ) -> jax.Array:
         """Applies the layer; the shape stays ``(B, L, D)``, see `Attention`."""
         rate = self.config.dropout_rate
-        probs_keys, attention_keys, mlp_keys = split_keys(keys_B, 3)
 
         def attend(h_BLD: jax.Array) -> jax.Array:
-            return dropout(
-                self.attention(h_BLD, mask, probs_keys), rate, attention_keys
-            )
+            y_BLD = self.attention(h_BLD, mask, fold_keys(keys_B, 0))
+            return dropout(y_BLD, rate, fold_keys(keys_B, 1))
 
         def transform(h_BLD: jax.Array) -> jax.Array:
-            return dropout(self.mlp(h_BLD), rate, mlp_keys)
+            return dropout(self.mlp(h_BLD), rate, fold_keys(keys_B, 2))
 
         dtype = x_BLD.dtype
         if self.config.norm_position == "pre":

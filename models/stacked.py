@@ -1,0 +1,158 @@
+"""A model as pure functions of its parameters, the blocks stacked.
+
+Compilation time and program size of L equal blocks are those of one: their parameters
+are stacked along a new dim 0 and `jax.lax.scan` runs over it. The parameters are one
+nested dict with the paths of the model, ``{"blocks": <stacked>, ...}``.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models.layers import fold_keys
+
+Params = dict[str, Any]
+Batch = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StackedModel:
+    """The pure functions of a model; see `models` for the form of the model.
+
+    Attributes:
+        build: Makes the model from random streams.
+        model_class: Its class.
+        outer_def: Graph of the model without its blocks.
+        block_def: Graph of one block.
+        num_layers: Blocks.
+    """
+
+    build: Callable[[nnx.Rngs], Any]
+    model_class: Any
+    outer_def: nnx.GraphDef
+    block_def: nnx.GraphDef
+    num_layers: int
+
+    def init(self, key: jax.Array) -> Params:
+        """Returns new parameters, to be called under `jax.jit`.
+
+        The values depend on ``key`` alone, whatever the sharding of the result.
+        """
+        outer_key, blocks_key = jax.random.split(key)
+
+        def init_block(block_key: jax.Array) -> Params:
+            return pure_state(self.build(nnx.Rngs(block_key)).blocks[0])
+
+        # Both build the whole model; what they do not return is never compiled.
+        model = self.build(nnx.Rngs(outer_key))
+        model.blocks = nnx.List([])
+        block_keys = jax.random.split(blocks_key, self.num_layers)
+        return {"blocks": jax.vmap(init_block)(block_keys), **pure_state(model)}
+
+    def embed(self, params: Params, batch: Batch, keys_B: jax.Array | None) -> Any:
+        """Returns the input of the first block, from ``params`` without blocks."""
+        model = nnx.merge(self.outer_def, nnx.State(params))
+        return model.embed(batch, fold_keys(keys_B, 0))
+
+    def run_blocks(
+        self,
+        blocks: Params,
+        x: jax.Array,
+        batch: Batch,
+        *,
+        keys_B: jax.Array | None,
+        first_layer: int | jax.Array = 0,
+    ) -> jax.Array:
+        """Runs consecutive blocks.
+
+        Args:
+            blocks: Their stacked parameters, dim 0 of each leaf.
+            x: Input of the first of them.
+            batch: The samples in ``x``, for the attention mask.
+            keys_B: One key per sample, the same for all blocks, or None.
+            first_layer: Index in the whole stack of the first block given.
+
+        Returns:
+            Output of the last of them, of the shape of ``x``.
+        """
+        mask = self.model_class.attention_mask(batch)
+
+        def run_block(carry: tuple, block: Params) -> tuple[tuple, None]:
+            x, layer = carry
+            module = nnx.merge(self.block_def, nnx.State(block))
+            x = module(x, mask, fold_keys(keys_B, 1 + layer))
+            return (x, layer + 1), None
+
+        layer = jnp.asarray(first_layer, jnp.int32)
+        return jax.lax.scan(run_block, (x, layer), blocks)[0][0]
+
+    def losses(self, params: Params, x: jax.Array, batch: Batch) -> Batch:
+        """Returns the model's ``losses``, from ``params`` without blocks."""
+        return nnx.merge(self.outer_def, nnx.State(params)).losses(x, batch)
+
+    def counts(self, batch: Batch) -> Batch:
+        """Returns the model's ``counts``."""
+        return self.model_class.counts(batch)
+
+
+def stack(build: Callable[[nnx.Rngs], Any]) -> StackedModel:
+    """Returns the pure functions of the model that ``build`` makes.
+
+    Nothing is computed.
+
+    Args:
+        build: Makes the model from random streams.
+
+    Raises:
+        ValueError: If the model has no blocks, or blocks that differ in structure or
+            shapes.
+    """
+    model = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
+    blocks = [nnx.split(block) for block in model.blocks]
+    model.blocks = nnx.List([])
+    name = type(model).__name__
+    if not blocks:
+        raise ValueError(f"{name} has no blocks to stack. Give it at least one layer.")
+    for index, (block_def, state) in enumerate(blocks):
+        if block_def != blocks[0][0] or jax.tree.map(_shape, state) != jax.tree.map(
+            _shape, blocks[0][1]
+        ):
+            raise ValueError(
+                f"Block {index} of {name} differs in structure or shapes from block 0,"
+                " but stacked blocks are all alike. Give every block the same config;"
+                " what depends on the layer belongs before or after the blocks."
+            )
+    return StackedModel(
+        build=build,
+        model_class=type(model),
+        outer_def=nnx.graphdef(model),
+        block_def=blocks[0][0],
+        num_layers=len(blocks),
+    )
+
+
+def pure_state(module: nnx.Module) -> Params:
+    """Returns the parameters of a module as nested dicts of arrays."""
+    return nnx.to_pure_dict(nnx.state(module))
+
+
+def path_of(key_path: tuple) -> str:
+    """Returns the path of a leaf as sharding tables write it.
+
+    Example:
+        >>> leaf = {"blocks": {"mlp": {"bias": 0}}}
+        >>> [path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(leaf)]
+        ['blocks/*/mlp/bias']
+    """
+    names = [str(key.key) for key in key_path]
+    if names[0] == "blocks":
+        names.insert(1, "*")
+    return "/".join(names)
+
+
+def _shape(leaf: Any) -> tuple:
+    return leaf.shape, leaf.dtype
