@@ -1,10 +1,13 @@
 """Global tensors for JAX: placements, signatures and the conversions between them."""
 
+from sbp.global_tensor import is_global as is_global
 from sbp.global_tensor import placement_of as placement_of
 from sbp.global_tensor import signature_of as signature_of
 from sbp.global_tensor import to_global as to_global
 from sbp.placement import Placement as Placement
 from sbp.placement import placement as placement
+from sbp.plan import Plan as Plan
+from sbp.plan import plan as plan
 from sbp.signature import Component as Component
 from sbp.signature import Signature as Signature
 from sbp.signature import broadcast as broadcast
