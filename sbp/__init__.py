@@ -1,5 +1,6 @@
 """Global tensors for JAX: placements, signatures and the conversions between them."""
 
+from sbp.distributed import init as init
 from sbp.global_tensor import is_global as is_global
 from sbp.global_tensor import placement_of as placement_of
 from sbp.global_tensor import signature_of as signature_of

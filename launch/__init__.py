@@ -1,0 +1,1 @@
+"""How to run it: the only place with files, flags, logging and processes."""

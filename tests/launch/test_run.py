@@ -1,0 +1,369 @@
+"""Starting, watching and ending processes. Most scripts here do without JAX."""
+
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from launch import run
+
+ROOT = pathlib.Path(__file__).parents[2]
+TIME_LIMIT = 60  # seconds, for one launch on a loaded machine
+
+# Prints its process and one that it starts, then waits for a very long time.
+SLEEPER = """
+    import os, signal, subprocess, sys, time
+    child = subprocess.Popen(["sleep", "1000"])
+    print("pids", os.getpid(), child.pid)
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_script(source, name="script.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(source))
+        return str(path)
+
+    return write_script
+
+
+@pytest.fixture
+def start():
+    """Starts the launcher, and kills what a failed test leaves of it."""
+    started = []
+
+    def start_launcher(*arguments, **options):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launch.run", *arguments],
+            cwd=options.pop("cwd", ROOT),
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A shell's background job ignores SIGINT, and so would all below it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            **options,
+        )
+        started.append(process)
+        return process
+
+    yield start_launcher
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def launch(start):
+    def launch_and_wait(*arguments, **options):
+        process = start(*arguments, **options)
+        out, err = process.communicate(timeout=TIME_LIMIT)
+        return process.returncode, out, err
+
+    return launch_and_wait
+
+
+def read_pids(process, num_ranks):
+    """Returns the processes that ``num_ranks`` sleepers report."""
+    lines = [process.stdout.readline() for _ in range(num_ranks)]
+    pids = [int(pid) for line in lines for pid in line.split("pids")[1].split()]
+    assert len(pids) == 2 * num_ranks
+    return pids
+
+
+def wait_until_gone(pids):
+    """Fails if one of the processes is still running after some seconds."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        states = subprocess.run(
+            ["ps", "-o", "pid=,stat=", "-p", ",".join(map(str, pids))],
+            capture_output=True,
+            text=True,
+        ).stdout.splitlines()
+        alive = [state for state in states if " Z" not in state]
+        if not alive:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"still running: {alive}")
+
+
+def test_every_line_of_either_stream_begins_with_its_rank(launch, write):
+    script = write("""
+        import os, sys
+        rank = os.environ["SBP_PROCESS_ID"]
+        print("out", rank, sys.argv[1:])
+        print("error", rank, file=sys.stderr)
+        print("[Gloo] Rank 0 is connected to 1 peer ranks.")
+        print("10 %", end="\\r")
+        print("no newline", end="")
+    """)
+    code, out, err = launch("--nproc", "2", script, "--lr=1", "-x")
+    assert code == 0
+    assert sorted(re.split("[\r\n]", out)) == [
+        "",
+        "[0] 10 %",
+        "[0] no newline",
+        "[0] out 0 ['--lr=1', '-x']",
+        "[1] 10 %",
+        "[1] no newline",
+        "[1] out 1 ['--lr=1', '-x']",
+    ]
+    assert sorted(err.splitlines()) == ["[0] error 0", "[1] error 1"]
+
+
+def test_line_without_end_goes_out_in_pieces(launch, write):
+    code, out, _ = launch("--nproc", "1", write("print('x' * 300_000)"))
+    assert code == 0
+    assert out.count("x") == 300_000
+
+
+def test_module_runs_as_main_with_its_arguments(launch, write):
+    script = write("import sys; print(__name__, sys.argv[1:])", "a_module.py")
+    code, out, _ = launch(
+        "--nproc", "1", "-m", "a_module", "--y", cwd=os.path.dirname(script)
+    )
+    assert (code, out) == (0, "[0] __main__ ['--y']\n")
+
+
+def test_script_imports_its_neighbors_and_the_packages_of_the_root(launch, write):
+    write("value = 7", "neighbor.py")
+    script = write("import launch, neighbor; print(neighbor.value)")
+    code, out, _ = launch("--nproc", "1", script)
+    assert (code, out) == (0, "[0] 7\n")
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "report"),
+    [
+        ("raise SystemExit(3)", 3, "rank 1 ended with exit code 3"),
+        ("sys.exit('no data')", 1, "rank 1 ended with exit code 1"),
+        ("raise ValueError('boom')", 1, "rank 1 ended with exit code 1"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 1 was ended by SIGKILL"),
+        ("os.abort()", 134, "rank 1 was ended by SIGABRT"),
+        ("os._exit(200)", 200, "rank 1 ended with exit code 200"),
+    ],
+    ids=["exit", "exit_text", "exception", "killed", "aborted", "high_code"],
+)
+def test_first_failure_ends_all_and_gives_the_exit_code(
+    launch, write, ending, code, report
+):
+    script = write(f"""
+        import os, sys, time
+        if os.environ["SBP_PROCESS_ID"] == "1":
+            {ending}
+        time.sleep(1000)
+    """)
+    got, _, err = launch("--nproc", "3", script)
+    assert got == code
+    assert f"launch.run: {report}" in err
+    assert "; ending 2 ranks." in err
+
+
+def test_stack_trace_begins_in_the_script(launch, write):
+    script = write("def fail():\n    raise ValueError('boom')\n\nfail()\n")
+    _, _, err = launch("--nproc", "1", script)
+    assert [line for line in err.splitlines() if "File" in line] == [
+        f'[0]   File "{script}", line 4, in <module>',
+        f'[0]   File "{script}", line 2, in fail',
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_reaches_all_and_leaves_nothing(start, write, number):
+    process = start("--nproc", "2", write(SLEEPER))
+    pids = read_pids(process, 2)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=TIME_LIMIT)
+    assert process.returncode == 128 + number
+    assert f"{signal.Signals(number).name}; ending 2 ranks." in err
+    assert "Traceback" not in err
+    wait_until_gone(pids)
+
+
+def test_script_may_end_well_on_sigterm_and_the_code_still_says_so(start, write):
+    script = write("""
+        import signal, sys, time
+        def save(number, frame):
+            print("saved")
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        print("ready")
+        time.sleep(1000)
+    """)
+    process = start("--nproc", "1", script)
+    assert process.stdout.readline() == "[0] ready\n"
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=TIME_LIMIT)
+    assert (process.returncode, out) == (143, "[0] saved\n")
+
+
+STUBBORN = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+
+
+def test_who_stays_is_killed_after_the_grace(start, write):
+    script = write(STUBBORN + textwrap.dedent(SLEEPER))
+    process = start("--nproc", "1", "--grace_seconds", "0.2", script)
+    pids = read_pids(process, 1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=TIME_LIMIT)
+    assert process.returncode == 130
+    wait_until_gone(pids)
+
+
+def test_second_signal_kills_at_once(start, write):
+    script = write(STUBBORN + textwrap.dedent(SLEEPER))
+    process = start("--nproc", "1", "--grace_seconds", "1000", script)
+    pids = read_pids(process, 1)
+    process.send_signal(signal.SIGINT)
+    assert "SIGINT" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=TIME_LIMIT)
+    assert process.returncode == 130
+    wait_until_gone(pids)
+
+
+def test_killed_launcher_leaves_nothing(start, write):
+    process = start("--nproc", "2", write(SLEEPER))
+    pids = read_pids(process, 2)
+    process.kill()
+    wait_until_gone(pids)
+
+
+def test_closed_output_ends_the_job(start, write):
+    script = write(SLEEPER.replace("time.sleep(1000)", "while True: print('x' * 1000)"))
+    process = start("--nproc", "1", script)
+    pids = read_pids(process, 1)
+    process.stdout.close()
+    assert process.wait(timeout=TIME_LIMIT) == 141
+    wait_until_gone(pids)
+
+
+def test_what_a_rank_leaves_behind_ends_with_it(launch, write):
+    script = write(SLEEPER.replace("time.sleep(1000)", ""))
+    code, out, _ = launch("--nproc", "1", script)
+    assert code == 0
+    wait_until_gone([int(pid) for pid in out.split("pids")[1].split()])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nproc", "0"], "--nproc 0: start at least 1 process."),
+        (["--nnodes", "0"], "--nnodes 0: a job has at least 1 machine."),
+        (
+            ["--nnodes", "2", "--node_rank", "2", "--coordinator", "127.0.0.1:1"],
+            "--node_rank 2: with --nnodes 2 it is 0 to 1.",
+        ),
+        (
+            ["--node_rank", "1"],
+            "--node_rank 1: with --nnodes 1 it is 0 (or raise --nnodes).",
+        ),
+        (
+            ["--nnodes", "2"],
+            "--nnodes 2 needs --coordinator host:port, the machine of --node_rank 0",
+        ),
+        (["--coordinator", "host0"], "--coordinator host0: write host:port"),
+        (["--coordinator", "127.0.0.1:70000"], "a port from 1 to 65535"),
+        (["--coordinator", "no-such-host.invalid:29500"], "(no-such-host.invalid)"),
+        (["--grace_seconds", "-1"], "--grace_seconds -1.0: at least 0."),
+        (["absent.py"], "absent.py: no such script in"),
+        (["absent"], "For a module, write -m absent."),
+        (["-m", "absent.module"], "-m absent.module: no such module, seen from"),
+        (["--nproc", "x"], "argument --nproc: invalid int value: 'x'"),
+    ],
+)
+def test_wrong_input_is_named_on_one_screen(capsys, arguments, message):
+    with pytest.raises(SystemExit) as stop:
+        run.main(["--nproc", "1", "--platform", "cpu", *arguments, __file__])
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert len(err.splitlines()) < 8
+
+
+def test_all_that_is_wrong_is_named_at_once(capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--nproc", "0", "--nnodes", "2", "--platform", "cpu", "absent.py"])
+    lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    assert [line.split()[0] for line in lines[-3:]] == [
+        "--nproc",
+        "--nnodes",
+        "absent.py:",
+    ]
+
+
+def test_script_is_required(capsys):
+    with pytest.raises(SystemExit):
+        run.main(["--nproc", "1"])
+    assert "the following arguments are required: script" in capsys.readouterr().err
+
+
+def test_taken_port_is_an_error_with_a_remedy(capsys):
+    with socket.create_server(("", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        arguments = ["--nproc", "1", "--platform", "cpu", "--coordinator", address]
+        with pytest.raises(SystemExit) as stop:
+            run.main([*arguments, __file__])
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert f"--coordinator {address}: this port cannot be used here" in err
+    assert "Take another one, the same on every machine." in err
+
+
+def options(**changes):
+    values = {
+        "nproc": 2,
+        "nnodes": 1,
+        "node_rank": 0,
+        "coordinator": None,
+        "platform": None,
+        "grace_seconds": 1.0,
+        "is_module": False,
+        "target": "script.py",
+        "arguments": [],
+    }
+    return run.Options(**(values | changes))
+
+
+def test_ranks_count_through_the_machines():
+    commands = run.create_commands(
+        options(nnodes=3, node_rank=2, platform="cpu"), {}, "host0:29500"
+    )
+    assert [command.rank for command in commands] == [4, 5]
+    environment = commands[1].environment
+    assert environment["SBP_COORDINATOR"] == "host0:29500"
+    assert environment["SBP_NUM_PROCESSES"] == "6"
+    assert environment["SBP_PROCESS_ID"] == "5"
+    assert environment["JAX_NUM_CPU_DEVICES"] == "1"
+
+
+def test_each_rank_gets_one_of_the_visible_gpus():
+    environ = {"CUDA_VISIBLE_DEVICES": "3,5"}
+    commands = run.create_commands(options(), environ, "host0:29500")
+    gpus = [command.environment["CUDA_VISIBLE_DEVICES"] for command in commands]
+    assert gpus == ["3", "5"]
+    assert "JAX_PLATFORMS" not in commands[0].environment
+
+
+def test_platform_gpu_overrules_the_environment():
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1", "JAX_PLATFORMS": "cpu"}
+    commands = run.create_commands(options(platform="gpu"), environ, "host0:29500")
+    assert commands[0].environment["JAX_PLATFORMS"] == "cuda,cpu"
+
+
+def test_too_few_gpus_is_an_error_with_a_remedy():
+    environ = {"CUDA_VISIBLE_DEVICES": "3,5"}
+    problems = run.find_problems(options(nproc=4, target=__file__), environ)
+    assert problems == [
+        "--nproc 4: one GPU each, but this machine shows 2"
+        " (CUDA_VISIBLE_DEVICES=3,5). Lower --nproc, or add --platform cpu."
+    ]
