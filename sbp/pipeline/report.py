@@ -28,12 +28,23 @@ class Costs:
         backward: A full backward task.
         backward_input: The input gradient alone.
         backward_weight: The weight gradient alone.
+
+    Raises:
+        ValueError: If a cost is not positive.
     """
 
     forward: float = 1.0
     backward: float = 2.0
     backward_input: float = 1.0
     backward_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for kind, cost in dataclasses.asdict(self).items():
+            if not cost > 0:
+                raise ValueError(
+                    f"The cost of a {kind} task is {cost}, but every task takes time. "
+                    "Give a positive number."
+                )
 
     def of(self, task: Task) -> float:
         """Returns the cost of the task on a whole stage."""
