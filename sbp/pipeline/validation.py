@@ -42,6 +42,11 @@ def validate(schedule: Schedule) -> None:
     """
     ticks: dict[Task, int] = {}
     broken = []
+    if schedule.head_delay not in (0, 1):
+        broken.append(
+            f"head_delay={schedule.head_delay} is neither 0 nor 1. Use 0 if the last "
+            "stage computes the head, 1 if all stages compute it together."
+        )
     for tick, task in schedule.tasks():
         if task in ticks:
             broken.append(

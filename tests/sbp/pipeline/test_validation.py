@@ -91,6 +91,11 @@ WRONG = {
         "The backward_weight of microbatch 1 on stage 0, chunk 0 runs at tick 5, but "
         "it uses the result of the backward_input",
     ),
+    "unknown_head_delay": (
+        lay_out(GOOD, head_delay=-1),
+        "head_delay=-1 is neither 0 nor 1. Use 0 if the last stage computes the head, "
+        "1 if all stages compute it together.",
+    ),
     "two_forward_tasks_at_once": (
         lay_out(GOOD | {Task(FORWARD, 0, 1): 0, Task(FORWARD, 0, 0): 0}),
         "Stage 0 runs 2 forward tasks at tick 0: the forward of microbatch 0 on stage "
