@@ -9,6 +9,7 @@ import dataclasses
 import os
 import socket
 import sys
+import threading
 import time
 import types
 from collections.abc import Mapping
@@ -25,6 +26,10 @@ SLURM_VARIABLES = (
     "SLURM_LOCALID",
     "SLURM_JOB_ID",
 )
+NEVER_SECONDS = 10**8
+# How long a process that is done waits for the others, say for the first one to write
+# a large checkpoint.
+EXIT_SECONDS = 3600
 
 
 def init(*, timeout_seconds: int = 300, catch_sigterm: bool = False) -> None:
@@ -43,7 +48,7 @@ def init(*, timeout_seconds: int = 300, catch_sigterm: bool = False) -> None:
     Raises:
         ValueError: If the variables that the launcher sets do not fit together.
         RuntimeError: If JAX has already started the devices of this process.
-        TimeoutError: If the first process cannot be reached in time.
+        TimeoutError: If the other processes do not come in time.
 
     Communication: none between devices; the processes meet at the first one.
 
@@ -57,27 +62,10 @@ def init(*, timeout_seconds: int = 300, catch_sigterm: bool = False) -> None:
         return
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_enable_preemption_service", catch_sigterm)
+    _leave_at_once_on_error()
     if seat.process_id > 0:
         _wait_for_coordinator(seat, timeout_seconds)
-    try:
-        jax.distributed.initialize(
-            seat.coordinator,
-            seat.num_processes,
-            seat.process_id,
-            local_device_ids=seat.local_devices,
-            cluster_detection_method="deactivate",
-            initialization_timeout=timeout_seconds,
-            coordinator_bind_address=seat.bind_address,
-        )
-    except RuntimeError as error:
-        if "must be called before" not in str(error):
-            raise
-        raise RuntimeError(
-            "sbp.init() comes too late: JAX has already started the devices of this"
-            f" process, which cannot join the other {seat.num_processes - 1} any more."
-            " Call it right after the imports, before any array is made."
-        ) from None
-    _leave_at_once_on_error()
+    _join(seat, timeout_seconds)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +165,45 @@ def _wait_for_coordinator(seat: _Seat, timeout_seconds: int) -> None:
                 " machine, and that no firewall closes the port."
             )
         time.sleep(0.1)
+
+
+def _join(seat: _Seat, timeout_seconds: int) -> None:
+    """Joins the other processes, in a thread: JAX's own time limit aborts."""
+    errors: list[RuntimeError] = []
+
+    def initialize() -> None:
+        try:
+            jax.distributed.initialize(
+                seat.coordinator,
+                seat.num_processes,
+                seat.process_id,
+                local_device_ids=seat.local_devices,
+                cluster_detection_method="deactivate",
+                initialization_timeout=NEVER_SECONDS,
+                shutdown_timeout_seconds=EXIT_SECONDS,
+                coordinator_bind_address=seat.bind_address,
+            )
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=initialize, daemon=True)
+    thread.start()
+    thread.join(timeout_seconds)
+    if thread.is_alive():
+        raise TimeoutError(
+            f"Process {seat.process_id} of {seat.num_processes} waited"
+            f" {timeout_seconds} s at {seat.coordinator} for all others to come."
+            " Check that the job was started on every machine, with the same number"
+            " of processes and the same coordinator."
+        )
+    if errors and "must be called before" in str(errors[0]):
+        raise RuntimeError(
+            "sbp.init() comes too late: JAX has already started the devices of this"
+            f" process, which cannot join the other {seat.num_processes - 1} any more."
+            " Call it right after the imports, before any array is made."
+        )
+    if errors:
+        raise errors[0]
 
 
 def _leave_at_once_on_error() -> None:
