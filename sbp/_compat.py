@@ -1,12 +1,15 @@
 """The only file that uses private or changing JAX API. Kept small."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax._src import config
+from jax._src.mesh import empty_abstract_mesh, empty_concrete_mesh
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 
 def linear_primitive(
@@ -19,6 +22,8 @@ def linear_primitive(
 ) -> Primitive:
     """Returns a primitive of one argument that is linear in it.
 
+    Its parameters ``mesh`` and ``target`` (a spec) say how the result lies.
+
     Args:
         name: Name that jaxprs show.
         run: Computes it on a concrete array.
@@ -30,7 +35,7 @@ def linear_primitive(
     """
     primitive = Primitive(name)
     primitive.def_impl(run)
-    primitive.def_abstract_eval(lambda x, **params: _output_type(lower, x, params))
+    primitive.def_abstract_eval(_output_type)
     mlir.register_lowering(primitive, mlir.lower_fun(lower, multiple_results=False))
 
     def transpose_rule(cotangent: Any, x: Any, **params: Any) -> list:
@@ -47,9 +52,60 @@ def linear_primitive(
     return primitive
 
 
-def _output_type(lower: Callable, x: Any, params: dict) -> Any:
-    like = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-    return jax.make_jaxpr(lambda v: lower(v, **params))(like).out_avals[0]
+def _output_type(x: Any, *, mesh: Any, target: PartitionSpec, **_: Any) -> Any:
+    return x.update(sharding=NamedSharding(mesh.abstract_mesh, target))
+
+
+def on_mesh(
+    run: Callable[[jax.Array], jax.Array],
+    mesh: AbstractMesh,
+    *,
+    source: PartitionSpec,
+    target: PartitionSpec,
+) -> Callable[[jax.Array], jax.Array]:
+    """Returns ``run`` as a program on each device's shard.
+
+    That outputs are equal where ``target`` says so is ours to guarantee: gathers and
+    permutes make replicas that JAX's checker cannot prove. The check protects
+    derivatives, and those do not pass through here: primitives have their own.
+    """
+    return jax.shard_map(
+        run, mesh=mesh, in_specs=source, out_specs=target, check_vma=False
+    )
+
+
+@contextlib.contextmanager
+def no_mesh_set() -> Iterator[None]:
+    """Takes back ``jax.set_mesh`` for a while, also while a function is traced.
+
+    A program on one mesh cannot be lowered while another mesh is set.
+    """
+    mesh = config.abstract_mesh_context_manager.swap_local(empty_abstract_mesh)
+    devices = config.device_context.swap_local(empty_concrete_mesh)
+    try:
+        yield
+    finally:
+        config.abstract_mesh_context_manager.set_local(mesh)
+        config.device_context.set_local(devices)
+
+
+def mesh_set() -> AbstractMesh | None:
+    """Returns the mesh that ``jax.set_mesh`` set, if any."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty else mesh
+
+
+def concrete_mesh(x: jax.Array) -> Mesh | None:
+    """Returns the mesh with the devices of ``x``, also while it is differentiated.
+
+    None if ``x`` is traced by ``jit``, where only an abstract mesh is known.
+    """
+    while isinstance(x, jax.core.Tracer) and hasattr(x, "primal"):
+        x = x.primal
+    sharding = None if isinstance(x, jax.core.Tracer) else x.sharding
+    if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
+        return sharding.mesh
+    return None
 
 
 def sharding_of(x: object) -> NamedSharding | None:
@@ -62,3 +118,11 @@ def sharding_of(x: object) -> NamedSharding | None:
         return sharding if sharding is not None and not sharding.mesh.empty else None
     sharding = getattr(x, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) else None
+
+
+def bind(
+    primitive: Primitive, operands: Sequence[jax.Array], params: Mapping[str, Any]
+) -> Sequence[jax.Array]:
+    """Applies a primitive as an equation of a jaxpr does; always gives a sequence."""
+    results = primitive.bind(*operands, **primitive.get_bind_params(dict(params)))
+    return results if primitive.multiple_results else [results]

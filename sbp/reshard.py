@@ -6,7 +6,7 @@ that belongs to the input (split to split, broadcast to broadcast; a partial sum
 gradient is the same on every device). It shows up by name in jaxprs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,13 +16,19 @@ from jax import lax
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
-from sbp._compat import linear_primitive, sharding_of
+from sbp._compat import linear_primitive, no_mesh_set, on_mesh, sharding_of
 from sbp.boxing import Step, exchange_on_one_mesh, route
 from sbp.exchange import Exchange
 from sbp.tiling import Axes, Tiling, from_spec
 
 
-def reshard(x: jax.Array, target: Tiling, *, grad: Tiling | None = None) -> jax.Array:
+def reshard(
+    x: jax.Array,
+    target: Tiling,
+    *,
+    grad: Tiling | None = None,
+    reduced: frozenset[str] = frozenset(),
+) -> jax.Array:
     """Returns ``x``, on its mesh, with another tiling.
 
     Args:
@@ -30,11 +36,13 @@ def reshard(x: jax.Array, target: Tiling, *, grad: Tiling | None = None) -> jax.
         target: How it should lie; it must divide the shape of ``x`` evenly.
         grad: Tiling that the gradient passes through on its way back, or None for
             the cheapest route.
+        reduced: Axes that the type of the result marks as already summed: that of
+            the cotangent of a partial sum does.
     """
     sharding = sharding_of(x)
     assert sharding is not None, "reshard takes arrays on a mesh"
     source = canonical_spec(sharding.spec, x.ndim)
-    spec = target.to_spec()
+    spec = target.to_spec(reduced)
     if source == spec and grad is None:
         return x
     mesh = sharding.mesh.abstract_mesh
@@ -45,6 +53,20 @@ def reshard(x: jax.Array, target: Tiling, *, grad: Tiling | None = None) -> jax.
 def canonical_spec(spec: P, ndim: int) -> P:
     """Returns the spec in the one form that equal layouts share."""
     return from_spec(spec, ndim).to_spec(frozenset(spec.reduced))
+
+
+def dual_spec(spec: P) -> P:
+    """Returns the spec of the gradient of a tensor with this spec.
+
+    The types of the two swap what is to be summed and what is the sum already.
+    """
+    return P(*spec.partitions, unreduced=spec.reduced, reduced=spec.unreduced)
+
+
+def with_leading_dim(spec: P) -> P:
+    """Returns the spec of a tensor that has an uncut dim more in front."""
+    entries = (None, *spec.partitions)
+    return P(*entries, unreduced=spec.unreduced, reduced=spec.reduced)
 
 
 def axes_of(mesh: Any) -> Axes:
@@ -63,17 +85,26 @@ def steps_between(x: Any, source: P, target: P, mesh: AbstractMesh) -> tuple[Ste
     )
 
 
+def run_steps(shard: jax.Array, steps: Sequence[Step], axes: Axes) -> jax.Array:
+    """Runs planned steps on each device's shard, inside a ``shard_map``."""
+    for step in steps:
+        shard = _MOVES[step.collective](shard, step, axes)
+    return shard
+
+
 def _run(
     x: jax.Array, *, source: P, target: P, mesh: AbstractMesh, **_: Any
 ) -> jax.Array:
     """Runs step by step, so that conversions share their compiled steps."""
     steps = steps_between(x, source, target, mesh)
     if not steps:
-        return _run_jitted(x, steps=(), source=source, target=target, mesh=mesh)
+        with no_mesh_set():
+            return _run_jitted(x, steps=(), source=source, target=target, mesh=mesh)
     for i, step in enumerate(steps):
         begin = source if i == 0 else step.source.to_spec()
         end = target if i == len(steps) - 1 else step.target.to_spec()
-        x = _run_jitted(x, steps=(step,), source=begin, target=end, mesh=mesh)
+        with no_mesh_set():
+            x = _run_jitted(x, steps=(step,), source=begin, target=end, mesh=mesh)
     return x
 
 
@@ -88,51 +119,33 @@ def _apply(
     x: jax.Array, *, steps: tuple[Step, ...], source: P, target: P, mesh: AbstractMesh
 ) -> jax.Array:
     def run_locally(shard: jax.Array) -> jax.Array:
-        for step in steps:
-            shard = _MOVES[step.collective](shard, step, axes_of(mesh))
-        return shard
+        return run_steps(shard, steps, axes_of(mesh))
 
-    # Replication is ours to guarantee: gathers and permutes make replicas that the
-    # checker cannot prove. Gradients never pass through here, see _transpose.
-    return jax.shard_map(
-        run_locally, mesh=mesh, in_specs=source, out_specs=target, check_vma=False
-    )(x)
+    return on_mesh(run_locally, mesh, source=source, target=target)(x)
 
 
 _run_jitted = jax.jit(_apply, static_argnames=("steps", "source", "target", "mesh"))
 
 
 def _transpose(
-    cotangent: jax.Array, x: Any, *, mesh: AbstractMesh, source: P, **params
-):
-    if params["grad"] is not None:
-        cotangent = reshard(cotangent, from_spec(params["grad"], x.ndim))
-    sharding = sharding_of(cotangent)
-    assert sharding is not None
-    arrived = canonical_spec(sharding.spec, x.ndim)
-    # The type of a cotangent swaps summed and to-be-summed axes.
-    dual = Tiling(from_spec(source, x.ndim).dims, frozenset(source.reduced))
-    wanted = dual.to_spec(reduced=frozenset(source.unreduced))
-    if arrived == wanted:
-        return cotangent
-    return reshard_p.bind(
-        cotangent, source=arrived, target=wanted, mesh=mesh, grad=None
-    )
+    cotangent: jax.Array, x: Any, *, source: P, grad: P | None, **_: Any
+) -> jax.Array:
+    if grad is not None:
+        cotangent = reshard(cotangent, from_spec(grad, x.ndim))
+    wanted = dual_spec(source)
+    reduced = frozenset(wanted.reduced)
+    return reshard(cotangent, from_spec(wanted, x.ndim), reduced=reduced)
 
 
 def _batch(
     x: jax.Array, *, source: P, target: P, mesh: AbstractMesh, grad: P | None
 ) -> jax.Array:
-    def with_dim(spec: P) -> P:
-        entries = (None, *spec.partitions)
-        return P(*entries, unreduced=spec.unreduced, reduced=spec.reduced)
-
     return reshard_p.bind(
         x,
-        source=with_dim(source),
-        target=with_dim(target),
+        source=with_leading_dim(source),
+        target=with_leading_dim(target),
         mesh=mesh,
-        grad=None if grad is None else with_dim(grad),
+        grad=None if grad is None else with_leading_dim(grad),
     )
 
 

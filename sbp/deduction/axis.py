@@ -17,6 +17,7 @@ afterwards, by a minimum cut (`sbp.deduction.cut`).
 """
 
 import dataclasses
+import enum
 from collections.abc import Mapping, Sequence
 
 from sbp import cost
@@ -26,7 +27,15 @@ from sbp.rules import admissible_rules
 from sbp.rules.form import Rule, RuleSet, Shape, Use
 from sbp.signature import Broadcast, Component, PartialSum, Split, broadcast
 
-Wanted = Sequence[Component | None]
+
+class AddUp(enum.Enum):
+    """Asks for a result as it comes, but with partial sums added up."""
+
+    ADD_UP = "add up"
+
+
+ADD_UP = AddUp.ADD_UP
+Wanted = Sequence[Component | AddUp | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +92,8 @@ def deduce(
         local: The region, cut by the axes before.
         num_shards: Devices along the axis.
         inputs: Component of each argument.
-        wanted: Component that each result must get; None leaves it as it comes.
+        wanted: Component that each result must get. None leaves it as it comes,
+            ``ADD_UP`` leaves splits as they come.
     """
     rule_sets = [admissible_rules(use, num_shards) for use in local.uses]
     late = _Walk(local, num_shards, rule_sets, {})
@@ -259,12 +269,14 @@ class _Walk:
         else:
             versions.append(target)
 
-    def _give(self, value: int, wanted: Component | None) -> Component:
+    def _give(self, value: int, wanted: Component | AddUp | None) -> Component:
         """Returns the component of a result, after converting it if asked to."""
-        if wanted is not None:
-            self._convert(value, wanted)
-            return wanted
-        return self.versions[value][0]
+        given = self.versions[value][0]
+        if wanted is None or (wanted is ADD_UP and not isinstance(given, PartialSum)):
+            return given
+        target = broadcast if isinstance(wanted, AddUp) else wanted
+        self._convert(value, target)
+        return target
 
     def _cheapest(self, index: int, given: tuple[Component, ...]) -> Rule:
         rule_set = self.rule_sets[index]

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core
+from jax.sharding import AbstractMesh
 
 from sbp.rules.form import Shape, Use
 
@@ -141,6 +142,8 @@ class _Builder:
 
     def add_constant(self, value: Any, aval: Any) -> int:
         number = self.add(aval)
+        if isinstance(value, jax.Array) and isinstance(value.dtype, np.dtype):
+            value = np.asarray(value)  # it may be on a mesh, and must not be
         self.constants[number] = value
         return number
 
@@ -243,6 +246,18 @@ def _is_hashable(value: Any) -> bool:
 
 
 def trace(function: Callable[..., Any], *arguments: Any) -> tuple[Region, Any]:
-    """Returns the region of a function of plain arrays, and its results' shapes."""
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    """Returns the region of a function of plain arrays, and its results' shapes.
+
+    Raises:
+        ValueError: If the function closes over a global tensor.
+    """
+    # A mesh that the caller has set is none of the plain function's business.
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    for constant in closed.consts:
+        if isinstance(constant, jax.Array) and not constant.is_fully_replicated:
+            raise ValueError(
+                f"The function closes over a global tensor, {jax.typeof(constant)}, "
+                "whose signature would be lost. Pass it as an argument."
+            )
     return to_region(closed), shapes
