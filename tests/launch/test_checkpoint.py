@@ -1,8 +1,6 @@
-import contextlib
 import json
 import os
 import pathlib
-import resource
 import signal
 import subprocess
 import sys
@@ -208,22 +206,8 @@ def run_until_line(body, line):
         process.send_signal(signal.SIGKILL)
 
 
-# A limit on the size of a file needs no rights, unlike a file system that is full; the
-# write fails in the same place, with another errno.
-@contextlib.contextmanager
-def file_size_limit(num_bytes):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, previous)
-
-
 def test_failed_write_is_reported_once_and_leaves_the_earlier_checkpoint(
-    tmp_path, capfd
+    tmp_path, capfd, file_size_limit
 ):
     state = make_state(seed=1)
     big = {"w": jnp.ones((1024, 1024))}
@@ -248,7 +232,7 @@ def test_failed_write_is_reported_once_and_leaves_the_earlier_checkpoint(
     assert capfd.readouterr().err == ""
 
 
-def test_failed_write_surfaces_at_the_next_save(tmp_path):
+def test_failed_write_surfaces_at_the_next_save(tmp_path, file_size_limit):
     big = {"w": jnp.ones((1024, 1024))}
     with Checkpointer(tmp_path) as checkpointer, file_size_limit(100_000):
         checkpointer.save(1, big, extra={})
