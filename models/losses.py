@@ -26,7 +26,8 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax
     """
     highest = jax.lax.stop_gradient(logits.max(-1))
     shifted = logits - highest[..., None]
-    is_target = jnp.arange(logits.shape[-1]) == targets[..., None]
+    classes = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+    is_target = classes == targets[..., None]
     target = jnp.where(is_target, shifted, 0.0).sum(-1)
     loss = jnp.log(jnp.exp(shifted).sum(-1)) - target
     return loss, jax.lax.stop_gradient(target >= 0).astype(jnp.float32)
