@@ -130,7 +130,7 @@ def _wait_for(groups: dict[int, int], events: _Events, grace_seconds: float) -> 
         elif isinstance(event, _Stop):
             code = 128 + event.number
             name = signal.Signals(event.number).name
-            _say(f"{name}{_ending(len(groups))}")
+            _say(f"{name}{_ending(len(groups))} Once more kills them at once.")
             _send(event.sent, groups)
             deadline = time.monotonic() + grace_seconds
     return code

@@ -197,6 +197,27 @@ def test_two_processes_share_one_placement(run_job):
     ]
 
 
+def test_machines_count_their_processes_through(tmp_path, unused_port):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sbp; sbp.init(); import jax; print(jax.process_count())\n"
+    )
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "launch.run", "--nproc", "1", "--platform", "cpu"]
+            + ["--nnodes", "2", "--node_rank", str(node_rank)]
+            + ["--coordinator", f"127.0.0.1:{unused_port}", str(script)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for node_rank in (1, 0)
+    ]
+    outs = [node.communicate(timeout=TIME_LIMIT)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0]
+    assert outs == ["[1] 2\n", "[0] 2\n"]
+
+
 def test_failed_rank_does_not_wait_for_the_others_at_exit(run_job):
     start = time.monotonic()
     code, _, err = run_job(
