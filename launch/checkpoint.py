@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from launch import checksum, quiet, tree_difference
@@ -234,9 +236,16 @@ class Checkpointer:
     def _open_for_reading(self) -> ocp.CheckpointManager | None:
         """Returns what reads the directory, or None if there is no directory."""
         self.wait()
-        if self._manager is None and self.directory.is_dir():
+        if self._manager is None and self._directory_exists():
             self._open()
         return self._manager
+
+    def _directory_exists(self) -> bool:
+        """Returns what the first process sees: it may soon create the directory."""
+        exists = self.directory.is_dir()
+        if jax.process_count() == 1:
+            return exists
+        return bool(multihost_utils.broadcast_one_to_all(np.array(exists)))
 
     def _open_for_writing(self) -> ocp.CheckpointManager:
         """Creates the directory and removes what killed saves left in it."""
