@@ -22,7 +22,6 @@ from launch.data.bert_samples import Batch, BertSamples, Recipe
 from launch.data.token_store import TokenStore
 from launch.run_config import DataConfig
 
-MAX_SEED = 2**32 - 1  # of the shuffle
 _TRAIN, _VALIDATION = 0, 1
 _NUM_THREADS = 2  # one makes a batch while the other waits for the disk
 _NUM_READY = 4  # batches
@@ -41,7 +40,7 @@ def build(
     Args:
         data: What to train on.
         vocab_size: Tokens that the model has. A trained tokenizer has at most as many.
-        seed: Of the split, the order and the samples.
+        seed: Of the split, the order and the samples; below 2**32.
         global_batch_size: Samples of a batch, over all processes.
         rows: The rows of each batch that this process loads.
 
@@ -51,8 +50,8 @@ def build(
             too small, the tokenizer does not fit the model, or the cache cannot be
             written.
     """
+    _check(data, global_batch_size=global_batch_size, rows=rows)
     recipe = _recipe(data)
-    _check(data, seed=seed, global_batch_size=global_batch_size, rows=rows)
     cache_dir = pathlib.Path(data.cache_dir or cache.DEFAULT_DIRECTORY).expanduser()
     text = corpus.open_corpus(data.files, cache_dir)
     if data.tokenizer is None:
@@ -96,11 +95,7 @@ def build(
 def batch_shapes(
     data: DataConfig, global_batch_size: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the arrays of a global batch, without looking at the corpus.
-
-    Raises:
-        ValueError: If a field is out of its range.
-    """
+    """Returns the arrays of a global batch, without looking at the corpus."""
     return _structs(_recipe(data), global_batch_size)
 
 
@@ -135,10 +130,9 @@ class InputPipeline:
 
         What runs in the background stops with the ``close()`` of the iterator.
         """
-        shuffled = grain.MapDataset.range(len(self.train.spans)).shuffle(self.seed)
         make = _TrainBatch(
             samples=self.train,
-            order=shuffled.repeat(),
+            order=self._order(),
             global_batch_size=self.global_batch_size,
             rows=self.rows,
         )
@@ -162,6 +156,11 @@ class InputPipeline:
         )
         num = num_all if num_batches is None else min(num_batches, num_all)
         return _iterate(grain.MapDataset.range(num).map(make), num_workers=0)
+
+    def _order(self) -> grain.MapDataset[int]:
+        """The span of each sample, endless; every epoch is shuffled differently."""
+        spans = grain.MapDataset.range(len(self.train.spans))
+        return spans.shuffle(self.seed).repeat()
 
     @property
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -240,12 +239,18 @@ def _iterate(batches: grain.MapDataset[Batch], *, num_workers: int) -> Iterator[
     if num_workers:
         if not flags.FLAGS.is_parsed():  # in a notebook; Grain reads its flags
             flags.FLAGS.mark_as_parsed()
-        dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers))
+        options = grain.MultiprocessingOptions(num_workers)
+        dataset = dataset.mp_prefetch(options).map(_copy)
     iterator = iter(dataset)
     try:
         yield from iterator
     finally:
         iterator.close()
+
+
+def _copy(batch: Batch) -> Batch:
+    """Returns plain arrays; those from another process hold on to shared memory."""
+    return {name: np.array(array) for name, array in batch.items()}
 
 
 def _structs(recipe: Recipe, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -262,23 +267,10 @@ def _recipe(data: DataConfig) -> Recipe:
     )
 
 
-def _check(data: DataConfig, *, seed: int, global_batch_size: int, rows: slice) -> None:
+def _check(data: DataConfig, *, global_batch_size: int, rows: slice) -> None:
     """Checks what needs no file."""
-    if not 0 <= data.validation_fraction < 1:
-        raise ValueError(
-            f"data.validation_fraction={data.validation_fraction} is not in [0, 1). Use"
-            " 0.05, or 0 to hold out nothing."
-        )
-    if data.num_workers < 0:
-        raise ValueError(
-            f"data.num_workers={data.num_workers} is negative. Use 0 for threads of"
-            " this process, or a number of processes."
-        )
-    if not 0 <= seed <= MAX_SEED:
-        raise ValueError(
-            f"train.seed={seed} is not between 0 and {MAX_SEED}, which the shuffle of"
-            " the samples needs."
-        )
+    if broken := list(data.broken_rules()):
+        raise ValueError("\n".join(f"data.{rule}" for rule in broken))
     if not len(range(global_batch_size)[rows]):
         raise ValueError(
             f"{rows} selects no row of train.global_batch_size={global_batch_size}."

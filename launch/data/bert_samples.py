@@ -16,7 +16,6 @@ from launch.data.token_store import TokenStore
 from launch.data.tokenizer import Vocabulary
 
 NUM_SPECIAL = 3  # [CLS] first [SEP] second [SEP]
-MIN_SEQ_LENGTH = 8
 
 Batch = dict[str, np.ndarray]
 
@@ -25,42 +24,12 @@ _CUT, _ORDER, _REPLACE = range(3)  # streams of random numbers
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How samples are made; `configs.base` says what each field means.
-
-    Raises:
-        ValueError: If a field is out of its range.
-    """
+    """How samples are made; `configs.base` says what each field means."""
 
     seq_length: int
     masked_fraction: float
     masking: str
     short_fraction: float
-
-    def __post_init__(self) -> None:
-        rules = (
-            (
-                self.seq_length >= MIN_SEQ_LENGTH,
-                f"data.seq_length={self.seq_length} leaves no room for two segments."
-                f" Use at least {MIN_SEQ_LENGTH}.",
-            ),
-            (
-                0 < self.masked_fraction < 1,
-                f"data.masked_fraction={self.masked_fraction} is not between 0 and 1."
-                " BERT uses 0.15.",
-            ),
-            (
-                self.masking in masking.MASKINGS,
-                f"data.masking='{self.masking}' is unknown. Use one of"
-                f" {', '.join(map(repr, masking.MASKINGS))}.",
-            ),
-            (
-                0 <= self.short_fraction <= 1,
-                f"data.short_fraction={self.short_fraction} is not in [0, 1]. BERT uses"
-                " 0.1; 0 makes every sample as long as its document allows.",
-            ),
-        )
-        if broken := [message for is_kept, message in rules if not is_kept]:
-            raise ValueError("\n".join(broken))
 
     @property
     def num_predicted(self) -> int:

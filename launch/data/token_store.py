@@ -41,10 +41,10 @@ class TokenStore:
 
     path: pathlib.Path
     fingerprint: str
-    tokens: np.ndarray
-    sentence_starts: np.ndarray
-    document_starts: np.ndarray
-    document_hashes: np.ndarray
+    tokens: np.ndarray = dataclasses.field(repr=False)
+    sentence_starts: np.ndarray = dataclasses.field(repr=False)
+    document_starts: np.ndarray = dataclasses.field(repr=False)
+    document_hashes: np.ndarray = dataclasses.field(repr=False)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return open_store, (self.path,)

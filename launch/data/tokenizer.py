@@ -192,7 +192,7 @@ def _train(corpus: Corpus, vocab_size: int) -> tokenizers.Tokenizer:
     # merges by number. Numbering every letter before it starts makes the result one.
     # Half of the vocabulary at most goes to letters, which matters for Chinese.
     alphabet = _alphabet(corpus, limit=vocab_size // 4)
-    inner = [f"{CONTINUATION}{letter}" for letter in alphabet if _continues(letter)]
+    inner = [f"{CONTINUATION}{letter}" for letter in alphabet if _joins(letter)]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         special_tokens=[*SPECIAL_TOKENS, *inner],
@@ -222,10 +222,10 @@ def _alphabet(corpus: Corpus, *, limit: int) -> list[str]:
     return sorted(ranked[:limit])
 
 
-def _continues(letter: str) -> bool:
-    """Whether a word can have the letter after its first."""
-    words = pre_tokenizers.BertPreTokenizer().pre_tokenize_str(f"a{letter}")
-    return len(words) == 1
+def _joins(letter: str) -> bool:
+    """Whether a word can have the letter after its first, unlike '.' and '字'."""
+    text = normalizers.BertNormalizer().normalize_str(f"a{letter}")
+    return len(pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text)) == 1
 
 
 def _batches(corpus: Corpus) -> Iterator[list[str]]:
