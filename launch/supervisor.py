@@ -49,18 +49,45 @@ class _Ended:
     rank: int
     code: int
 
+    @property
+    def forwarded(self) -> int:
+        """The signal that the other ranks get, if this one failed."""
+        return signal.SIGTERM
+
+    def describe(self) -> str:
+        """Says how the rank ended."""
+        names = {128 + number: number.name for number in signal.Signals}
+        if self.code not in names:
+            return f"rank {self.rank} ended with exit code {self.code}"
+        hint = " (out of memory?)" if self.code == 128 + signal.SIGKILL else ""
+        return f"rank {self.rank} was ended by {names[self.code]}{hint}"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Stop:
     """The job has to end because of a signal to this process.
 
     Attributes:
-        number: The signal.
-        sent: What the ranks get for it.
+        number: The signal; SIGPIPE when nobody reads the output any more.
     """
 
     number: int
-    sent: int
+
+    @property
+    def code(self) -> int:
+        """The exit code of the job."""
+        return 128 + self.number
+
+    @property
+    def forwarded(self) -> int:
+        """The signal that the ranks get; Python programs ignore SIGPIPE."""
+        return signal.SIGTERM if self.number == signal.SIGPIPE else self.number
+
+    def describe(self) -> str:
+        """Says why the job ends."""
+        if self.number == signal.SIGPIPE:
+            return "nobody reads the output any more"
+        return f"{signal.Signals(self.number).name} (once more to kill at once)"
 
 
 _Events = queue.SimpleQueue[_Ended | _Stop]
@@ -85,13 +112,20 @@ def run_all(commands: Sequence[Command], *, grace_seconds: float) -> int:
     groups: dict[int, int] = {}
     with _forwarding(events), _guarding() as guard:
         try:
-            lock = threading.Lock()
+            streams = (sys.stdout.buffer, sys.stderr.buffer)
+            outputs = [_Output(stream, events) for stream in streams]
             for command in commands:
                 process = _start(command)
                 groups[command.rank] = process.pid
                 guard.write(f"{process.pid}\n".encode())
-                _watch(command.rank, process, events, lock)
-            return _wait_for(groups, events, grace_seconds)
+                _watch(command.rank, process, outputs, events)
+            trouble = _wait(groups, events)
+            if trouble is None:
+                return 0
+            _say(f"{trouble.describe()}{_ending(len(groups))}")
+            number = trouble.forwarded
+            _end(groups, events, number=number, grace_seconds=grace_seconds)
+            return trouble.code
         finally:
             _send(signal.SIGKILL, groups)
 
@@ -107,54 +141,40 @@ def _start(command: Command) -> subprocess.Popen[bytes]:
     )
 
 
-def _wait_for(groups: dict[int, int], events: _Events, grace_seconds: float) -> int:
-    """Handles events until no group is left; returns the exit code of the job."""
-    code = 0
-    deadline: float | None = None
+def _wait(groups: dict[int, int], events: _Events) -> _Ended | _Stop | None:
+    """Waits until the first failure or signal, or until all ranks have succeeded."""
+    while groups:
+        event = events.get()
+        if isinstance(event, _Stop):
+            return event
+        del groups[event.rank]
+        if event.code:
+            return event
+    return None
+
+
+def _end(
+    groups: dict[int, int], events: _Events, *, number: int, grace_seconds: float
+) -> None:
+    """Sends a signal to all groups, later SIGKILL, and waits until they are gone."""
+    _send(number, groups)
+    deadline = time.monotonic() + grace_seconds
     while groups:
         try:
-            event = events.get(timeout=_seconds_until(deadline))
+            event = events.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            _send(signal.SIGKILL, groups)
-            deadline = None
-            continue
+            event = _Stop(signal.SIGKILL)
         if isinstance(event, _Ended):
             del groups[event.rank]
-        if isinstance(event, _Ended) and event.code and not code:
-            code = event.code
-            _say(f"{_describe(event)}{_ending(len(groups))}")
-            _send(signal.SIGTERM, groups)
-            deadline = time.monotonic() + grace_seconds
-        elif isinstance(event, _Stop) and code:
+        elif event.number != signal.SIGPIPE:
             _send(signal.SIGKILL, groups)
-        elif isinstance(event, _Stop):
-            code = 128 + event.number
-            name = signal.Signals(event.number).name
-            _say(f"{name}{_ending(len(groups))} Once more kills them at once.")
-            _send(event.sent, groups)
-            deadline = time.monotonic() + grace_seconds
-    return code
-
-
-def _seconds_until(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
+            deadline = time.monotonic() + 1.0
 
 
 def _send(number: int, groups: Mapping[int, int]) -> None:
     for group in groups.values():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, number)
-
-
-def _describe(event: _Ended) -> str:
-    if event.code <= 128:
-        return f"rank {event.rank} ended with exit code {event.code}"
-    try:
-        name = signal.Signals(event.code - 128).name
-    except ValueError:
-        return f"rank {event.rank} ended with exit code {event.code}"
-    hint = " (out of memory?)" if name == "SIGKILL" else ""
-    return f"rank {event.rank} was ended by {name}{hint}"
 
 
 def _ending(num_others: int) -> str:
@@ -168,18 +188,41 @@ def _say(text: str) -> None:
         print(f"launch.run: {text}", file=sys.stderr, flush=True)
 
 
+class _Output:
+    """A stream that all ranks write to, line by line."""
+
+    def __init__(self, stream: BinaryIO, events: _Events):
+        self._stream = stream
+        self._events = events
+        self._lock = threading.Lock()
+        self._is_open = True
+
+    def write(self, data: bytes) -> None:
+        """Writes whole lines; drops them when nobody reads the stream any more."""
+        with self._lock:
+            if not self._is_open:
+                return
+            try:
+                self._stream.write(data)
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._is_open = False
+                self._events.put(_Stop(signal.SIGPIPE))
+
+
 def _watch(
-    rank: int, process: subprocess.Popen[bytes], events: _Events, lock: threading.Lock
+    rank: int,
+    process: subprocess.Popen[bytes],
+    outputs: Sequence[_Output],
+    events: _Events,
 ) -> None:
     """Copies the output of a rank and reports its end, in threads."""
     assert process.stdout is not None  # both are pipes
     assert process.stderr is not None
-    pairs = ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer))
+    pairs = zip((process.stdout, process.stderr), outputs, strict=True)
     copiers = [
-        threading.Thread(
-            target=_copy_lines, args=(source, sink, rank, events, lock), daemon=True
-        )
-        for source, sink in pairs
+        threading.Thread(target=_copy_lines, args=(source, output, rank), daemon=True)
+        for source, output in pairs
     ]
 
     def report_end() -> None:
@@ -193,35 +236,18 @@ def _watch(
         thread.start()
 
 
-def _copy_lines(
-    source: IO[bytes],
-    sink: BinaryIO,
-    rank: int,
-    events: _Events,
-    lock: threading.Lock,
-) -> None:
+def _copy_lines(source: IO[bytes], output: _Output, rank: int) -> None:
     """Copies whole lines, each after ``[rank]``, until the source ends."""
     prefix = f"[{rank}] ".encode()
     rest = b""
-    try:
-        while chunk := os.read(source.fileno(), MAX_LINE_BYTES):
-            lines = (rest + chunk).splitlines(keepends=True)
-            is_partial = not lines[-1].endswith(b"\n")
-            rest = (
-                lines.pop() if is_partial and len(lines[-1]) < MAX_LINE_BYTES else b""
-            )
-            kept = (line for line in lines if not line.startswith(DROPPED))
-            _write(sink, b"".join(prefix + line for line in kept), lock)
-        _write(sink, prefix + rest + b"\n" if rest else b"", lock)
-    except (OSError, ValueError):
-        # Nobody reads our output any more. Python ignores SIGPIPE itself.
-        events.put(_Stop(signal.SIGPIPE, sent=signal.SIGTERM))
-
-
-def _write(sink: BinaryIO, data: bytes, lock: threading.Lock) -> None:
-    with lock:
-        sink.write(data)
-        sink.flush()
+    while chunk := os.read(source.fileno(), MAX_LINE_BYTES):
+        lines = (rest + chunk).splitlines(keepends=True)
+        is_partial = not lines[-1].endswith(b"\n")
+        rest = lines.pop() if is_partial and len(lines[-1]) < MAX_LINE_BYTES else b""
+        kept = (line for line in lines if not line.startswith(DROPPED))
+        output.write(b"".join(prefix + line for line in kept))
+    if rest:
+        output.write(prefix + rest + b"\n")
 
 
 @contextlib.contextmanager
@@ -230,7 +256,7 @@ def _forwarding(events: _Events) -> Iterator[None]:
 
     def report(number: int, frame: types.FrameType | None) -> None:
         del frame
-        events.put(_Stop(number, sent=number))
+        events.put(_Stop(number))
 
     numbers = [n for n in FORWARDED if signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, report) for number in numbers}

@@ -184,7 +184,10 @@ def test_signal_reaches_all_and_leaves_nothing(start, write, number):
     process.send_signal(number)
     _, err = process.communicate(timeout=TIME_LIMIT)
     assert process.returncode == 128 + number
-    assert f"{signal.Signals(number).name}; ending 2 ranks." in err
+    assert (
+        f"{signal.Signals(number).name} (once more to kill at once); ending 2 ranks."
+        in err
+    )
     assert "Traceback" not in err
     wait_until_gone(pids)
 
@@ -245,6 +248,26 @@ def test_closed_output_ends_the_job(start, write):
     process.stdout.close()
     assert process.wait(timeout=TIME_LIMIT) == 141
     wait_until_gone(pids)
+
+
+def test_script_may_save_when_its_output_is_closed(start, write, tmp_path):
+    script = write(f"""
+        import pathlib, signal, sys, time
+        def save(number, frame):
+            print("saving", "x" * 1_000_000)  # more than a pipe holds
+            pathlib.Path("{tmp_path}", "saved").touch()
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        while True:
+            print("ready")
+            time.sleep(0.01)
+    """)
+    process = start("--nproc", "2", script)
+    assert process.stdout.readline().endswith("ready\n")
+    process.stdout.close()
+    assert "nobody reads the output any more" in process.stderr.read()
+    assert process.wait(timeout=TIME_LIMIT) == 141
+    assert (tmp_path / "saved").exists()
 
 
 def test_what_a_rank_leaves_behind_ends_with_it(launch, write):
