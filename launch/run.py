@@ -40,7 +40,7 @@ class Options:
         coordinator: ``host:port`` of the first process; None lets this machine choose,
             if it is the only one.
         platform: ``cpu`` or ``gpu``; None takes the GPUs where there are some.
-        grace_seconds: Time to end in before SIGKILL.
+        grace_seconds: Time to end in after a signal, before SIGKILL.
         is_module: Whether ``target`` is the name of a module.
         target: Path of the script, or name of the module.
         arguments: The rest of its command line.
@@ -133,8 +133,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--grace_seconds",
         type=float,
-        default=10.0,
-        help="time to end in before SIGKILL (default 10)",
+        default=30.0,
+        help="time to end in after Ctrl-C, before SIGKILL (default 30)",
     )
     add("-m", action="store_true", dest="is_module", help="script names a module")
     add("target", metavar="script", help="path of a script, or with -m a module")

@@ -22,6 +22,8 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MAX_LINE_BYTES = 65536  # what is longer goes out in pieces
 # Gloo prints a line for each group of CPU devices that communicate, on every rank.
 DROPPED = b"[Gloo] Rank "
+# Ranks that wait for one that failed will hardly end well, however long one waits.
+FAILURE_GRACE_SECONDS = 5.0
 # Kills the groups it was told of when its input ends, which it does when this process
 # is gone, be it by SIGKILL.
 GUARD = 'while read g; do gs="$gs -$g"; done; [ -z "$gs" ] || kill -s KILL -- $gs'
@@ -96,9 +98,9 @@ _Events = queue.SimpleQueue[_Ended | _Stop]
 def run_all(commands: Sequence[Command], *, grace_seconds: float) -> int:
     """Runs all commands at once until they end, or until the first one fails.
 
-    When one fails, the others get SIGTERM. SIGINT, SIGTERM and SIGHUP to this process
-    go to all of them, and again at once SIGKILL. Who is still there after
-    ``grace_seconds`` gets SIGKILL.
+    When one fails, the others get SIGTERM, and after some seconds SIGKILL. SIGINT,
+    SIGTERM and SIGHUP to this process go to all of them. Who is still there after
+    ``grace_seconds``, or when a second signal comes, gets SIGKILL.
 
     Args:
         commands: One per rank.
@@ -123,8 +125,9 @@ def run_all(commands: Sequence[Command], *, grace_seconds: float) -> int:
             if trouble is None:
                 return 0
             _say(f"{trouble.describe()}{_ending(len(groups))}")
-            number = trouble.forwarded
-            _end(groups, events, number=number, grace_seconds=grace_seconds)
+            if isinstance(trouble, _Ended):
+                grace_seconds = min(grace_seconds, FAILURE_GRACE_SECONDS)
+            _end(groups, events, trouble.forwarded, grace_seconds)
             return trouble.code
         finally:
             _send(signal.SIGKILL, groups)
@@ -154,7 +157,7 @@ def _wait(groups: dict[int, int], events: _Events) -> _Ended | _Stop | None:
 
 
 def _end(
-    groups: dict[int, int], events: _Events, *, number: int, grace_seconds: float
+    groups: dict[int, int], events: _Events, number: int, grace_seconds: float
 ) -> None:
     """Sends a signal to all groups, later SIGKILL, and waits until they are gone."""
     _send(number, groups)
