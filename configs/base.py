@@ -30,13 +30,16 @@ def get_config() -> ml_collections.ConfigDict:
                 "name": "adamw",  # or "lamb"
                 "learning_rate": 1e-4,
                 "weight_decay": 0.01,  # of all but biases and norms
-                "beta1": 0.9,
-                "beta2": 0.999,
+                "betas": (0.9, 0.999),
                 "epsilon": 1e-8,
                 "grad_clip_norm": None,  # None: no clipping
                 "warmup_steps": 0,
-                "schedule": "cosine",  # "constant", "linear", "polynomial", ...
-                "final_fraction": 0.01,  # of the learning rate, at the last step
+                # "constant", "cosine", "polynomial", "exponential" or "steps"
+                "schedule": "polynomial",
+                "final_fraction": 0.0,  # of the learning rate, at the last step
+                "power": 1.0,  # of "polynomial"; 1 is linear
+                "milestones": (0.5, 0.75),  # of "steps", as shares of num_steps
+                "decay_factor": 0.1,  # of "steps", at each milestone
             },
             "train": {
                 "num_steps": 1000,
@@ -44,12 +47,20 @@ def get_config() -> ml_collections.ConfigDict:
                 "num_microbatches": 1,  # of each data-parallel rank
                 "seed": 1234,
                 "log_every": 20,
+                "remat": "none",  # or "selective", "full": computed again backward
             },
             "dist": {
                 "data_parallel_size": None,  # None: the devices that are left over
                 "tensor_parallel_size": 1,
                 "pipeline_parallel_size": 1,
                 "pipeline_num_layers": None,  # None: the layers of the model
+                # "1f1b", "gpipe", "interleaved_1f1b" or "zero_bubble"
+                "pipeline_schedule": "1f1b",
+                "pipeline_num_chunks": 1,  # of each stage, for "interleaved_1f1b"
+                # None: balanced; "libai"; or the layers of each stage, a tuple
+                "pipeline_stage_layers": None,
+                # or "first_and_last_stage": where embedding and output layer are
+                "pipeline_vocabulary": "all_stages",
             },
             "eval": {
                 "every_steps": None,  # None: only at the end

@@ -1,87 +1,264 @@
-"""The values of one run: resolved, validated, frozen."""
+"""The values of one run: validated and frozen. `launch.resolve` makes them.
+
+Each section checks its own fields in ``broken_rules``; what relates sections to each
+other stands in `RunConfig.broken_rules`. A rule gives the values, the rule and the
+remedy.
+"""
 
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
-from models import bert
+from models.remat import REMAT
+from models.rules import at_least, between, one_of
+
+MASKINGS = ("token", "whole_word", "ngram")
+OPTIMIZERS = ("adamw", "lamb")
+PIPELINE_SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "zero_bubble")
+VOCABULARY_PLACES = ("all_stages", "first_and_last_stage")
+SCHEDULES = ("constant", "cosine", "polynomial", "exponential", "steps")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
     """What to train on; `configs.base` says what each field means."""
 
-    files: tuple[str, ...]
-    tokenizer: str | None
-    cache_dir: str | None
-    seq_length: int
-    validation_fraction: float
-    masked_fraction: float
-    masking: str
-    short_fraction: float
-    num_workers: int
+    files: tuple[str, ...] = ()
+    tokenizer: str | None = None
+    cache_dir: str | None = None
+    seq_length: int = 128
+    validation_fraction: float = 0.05
+    masked_fraction: float = 0.15
+    masking: str = "whole_word"
+    short_fraction: float = 0.1
+    num_workers: int = 0
+
+    def broken_rules(self) -> Iterator[str]:
+        """Yields one sentence per broken rule."""
+        # [CLS], [SEP], [SEP] and a token in each of the two segments.
+        yield from at_least(self, seq_length=5, num_workers=0)
+        yield from between(
+            self,
+            validation_fraction=(0, 1),
+            masked_fraction=(0, 1),
+            short_fraction=(0, 1),
+        )
+        yield from one_of(self, masking=MASKINGS)
+        if self.masked_fraction == 0:
+            yield "masked_fraction=0 leaves nothing to predict. BERT uses 0.15."
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
-    """How to step."""
+    """How to step; `configs.base` says what each field means."""
 
-    name: str
-    learning_rate: float
-    weight_decay: float
-    beta1: float
-    beta2: float
-    epsilon: float
-    grad_clip_norm: float | None
-    warmup_steps: int
-    schedule: str
-    final_fraction: float
+    name: str = "adamw"
+    learning_rate: float = 1e-4
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: float = 1e-8
+    grad_clip_norm: float | None = None
+    warmup_steps: int = 0
+    schedule: str = "polynomial"
+    final_fraction: float = 0.0
+    power: float = 1.0
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    decay_factor: float = 0.1
+
+    def broken_rules(self) -> Iterator[str]:
+        """Yields one sentence per broken rule."""
+        yield from one_of(self, name=OPTIMIZERS, schedule=SCHEDULES)
+        yield from at_least(
+            self, learning_rate=0, weight_decay=0, epsilon=0, warmup_steps=0, power=0
+        )
+        yield from between(self, final_fraction=(0, 1), decay_factor=(0, 1))
+        for field, values in {
+            "betas": self.betas,
+            "milestones": self.milestones,
+        }.items():
+            if not all(0 <= value < 1 for value in values):
+                yield f"{field}={values} must all be at least 0 and below 1."
+        if self.grad_clip_norm is not None and self.grad_clip_norm <= 0:
+            yield (
+                f"grad_clip_norm={self.grad_clip_norm} must be above 0. Use None for"
+                " no clipping."
+            )
+        if self.schedule == "exponential" and self.final_fraction == 0:
+            yield (
+                "schedule='exponential' never reaches final_fraction=0. Use a fraction"
+                " above 0, such as 0.01."
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """How long, in what portions."""
+    """How long, in what portions; `configs.base` says what each field means."""
 
-    num_steps: int
-    global_batch_size: int
-    num_microbatches: int
-    seed: int
-    log_every: int
+    num_steps: int = 1000
+    global_batch_size: int = 32
+    num_microbatches: int = 1
+    seed: int = 1234
+    log_every: int = 20
+    remat: str = "none"
+
+    def broken_rules(self) -> Iterator[str]:
+        """Yields one sentence per broken rule."""
+        yield from at_least(
+            self, num_steps=1, global_batch_size=1, num_microbatches=1, log_every=1
+        )
+        yield from one_of(self, remat=tuple(REMAT))
+        yield from between(self, seed=(0, 2**32 - 1))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DistConfig:
-    """The three sizes."""
+    """The three sizes; `configs.base` says what each field means."""
 
-    data_parallel_size: int
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    pipeline_num_layers: int
+    data_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    pipeline_num_layers: int | None = None
+    pipeline_schedule: str = "1f1b"
+    pipeline_num_chunks: int = 1
+    pipeline_stage_layers: tuple[int, ...] | str | None = None
+    pipeline_vocabulary: str = "all_stages"
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the run."""
+        return (
+            self.data_parallel_size
+            * self.tensor_parallel_size
+            * self.pipeline_parallel_size
+        )
+
+    @property
+    def layout(self) -> str:
+        """The sizes as one name."""
+        return (
+            f"dp{self.data_parallel_size}_tp{self.tensor_parallel_size}"
+            f"_pp{self.pipeline_parallel_size}"
+        )
+
+    def broken_rules(self) -> Iterator[str]:
+        """Yields one sentence per broken rule."""
+        yield from at_least(
+            self,
+            data_parallel_size=1,
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            pipeline_num_chunks=1,
+        )
+        yield from one_of(
+            self,
+            pipeline_schedule=PIPELINE_SCHEDULES,
+            pipeline_vocabulary=VOCABULARY_PLACES,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
-    """When and how much to evaluate."""
+    """When and how much to evaluate; `configs.base` says what each field means."""
 
-    every_steps: int | None
-    num_batches: int | None
+    every_steps: int | None = None
+    num_batches: int | None = None
+
+    def broken_rules(self) -> Iterator[str]:
+        """Yields one sentence per broken rule."""
+        yield from at_least(self, every_steps=1, num_batches=1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """When to save, what to keep."""
+    """When to save, what to keep; `configs.base` says what each field means."""
 
-    every_steps: int | None
-    keep: int
+    every_steps: int | None = None
+    keep: int = 3
+
+    def broken_rules(self) -> Iterator[str]:
+        """Yields one sentence per broken rule."""
+        yield from at_least(self, every_steps=1, keep=1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """One run."""
+    """One run.
+
+    Attributes:
+        model_name: Key of `models.MODELS`.
+        model: The config of that family.
+    """
 
     model_name: str
-    model: bert.BertConfig
+    model: Any
     data: DataConfig
     optim: OptimConfig
     train: TrainConfig
     dist: DistConfig
     eval: EvalConfig
     checkpoint: CheckpointConfig
+
+    @property
+    def microbatch_size(self) -> int:
+        """Samples of one data-parallel rank that pass through the model at once."""
+        parts = self.dist.data_parallel_size * self.train.num_microbatches
+        return self.train.global_batch_size // parts
+
+    def broken_rules(self) -> Iterator[str]:
+        """Yields one sentence per broken relation between sections."""
+        yield from self._broken_batch_rules()
+        yield from self._broken_model_rules()
+        if self.data.seq_length > self.model.max_len:
+            yield (
+                f"data.seq_length={self.data.seq_length} is longer than the"
+                f" {self.model.max_len} positions of model.max_len. Shorten the"
+                " sequences or raise max_len."
+            )
+        if self.optim.warmup_steps > self.train.num_steps:
+            yield (
+                f"optim.warmup_steps={self.optim.warmup_steps} is more than"
+                f" train.num_steps={self.train.num_steps}. Warm up in fewer steps."
+            )
+
+    def _broken_batch_rules(self) -> Iterator[str]:
+        size, parts = self.train.global_batch_size, self.train.num_microbatches
+        ranks = self.dist.data_parallel_size
+        if size % (ranks * parts):
+            step = ranks * parts
+            below, above = size // step * step, -(-size // step) * step
+            yield (
+                f"train.global_batch_size={size} is not divisible by"
+                f" dist.data_parallel_size={ranks} x train.num_microbatches={parts}."
+                f" Use {f'{below} or {above}' if below else above}."
+            )
+
+    def _broken_model_rules(self) -> Iterator[str]:
+        tensor, stages = (
+            self.dist.tensor_parallel_size,
+            self.dist.pipeline_parallel_size,
+        )
+        sizes = {
+            "num_heads": self.model.num_heads,
+            "mlp_dim": self.model.mlp_dim,
+            "padded_vocab_size": self.model.padded_vocab_size,
+        }
+        for name, size in sizes.items():
+            if size % tensor:
+                divisors = [n for n in range(1, size + 1) if size % n == 0]
+                near = [n for n in divisors if n <= 2 * tensor]
+                yield (
+                    f"model.{name}={size} is not divisible by"
+                    f" dist.tensor_parallel_size={tensor}. Use a size of"
+                    f" {', '.join(map(str, near))}, or another {name}."
+                )
+        layers = self.model.num_layers
+        if self.dist.pipeline_num_layers not in (None, layers):
+            yield (
+                f"dist.pipeline_num_layers={self.dist.pipeline_num_layers} is not"
+                f" model.num_layers={layers}. Leave it at None to take the model's."
+            )
+        if stages > layers:
+            yield (
+                f"dist.pipeline_parallel_size={stages} is more than the {layers} layers"
+                f" of the model. Use at most {layers} stages."
+            )

@@ -16,7 +16,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.state import TrainState
+from models.remat import REMAT
 from models.stacked import Batch, Params, StackedModel
+from sbp.pipeline.parts import AbstractPipeline, Parts
 from sbp.pipeline.region import ManualRegion
 
 Metrics = dict[str, jax.Array]
@@ -26,32 +28,36 @@ EvalStep = Callable[[Params, Batch], tuple[Metrics, Metrics]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepConfig:
-    """What a step is built from.
+    """What the programs of a run are built from.
 
     Attributes:
         model: The model.
         optimizer: The update rule.
         learning_rate: Rate by step, for the metrics.
-        mesh: Axes ``stage``, ``data``, ``tensor``, all Auto.
+        region: Where code is written per stage and per data-parallel rank.
         specs: `PartitionSpec` of each parameter.
         shardings: Sharding of each leaf of the state.
         num_microbatches: Of each data-parallel rank.
         seed: Of dropout; None if the model drops nothing.
+        pipeline: Runs microbatches through the stages.
+        remat: Name in `models.remat.REMAT`.
     """
 
     model: StackedModel
     optimizer: optax.GradientTransformation
     learning_rate: optax.Schedule
-    mesh: Mesh
+    region: ManualRegion
     specs: Params
     shardings: TrainState
     num_microbatches: int
     seed: int | None
+    pipeline: AbstractPipeline
+    remat: str = "none"
 
     @property
-    def region(self) -> ManualRegion:
-        """Where code is written per stage and per data-parallel rank."""
-        return ManualRegion(self.mesh, ("stage", "data"))
+    def mesh(self) -> Mesh:
+        """Axes ``stage``, ``data``, ``tensor``, all Auto."""
+        return self.region.mesh
 
 
 def build_train_step(config: StepConfig) -> TrainStep:
@@ -62,24 +68,28 @@ def build_train_step(config: StepConfig) -> TrainStep:
     over the *whole* batch: sums are divided by the global counts, so neither the number
     of ranks nor of microbatches changes them.
 
-    Communication: in the loop over microbatches that of the tensor-parallel layers
-    only; after it one reduction of all gradients over ``data``.
+    Communication: in the loop over microbatches that of the tensor-parallel layers and
+    of the pipeline; after it one reduction of all gradients over ``data``.
     """
     region = config.region
-    grad_specs = _manual_specs(config.specs)
 
     def gradients(params: Params, batch: Batch, step: jax.Array) -> tuple[Any, Any]:
         counts = region.psum(config.model.counts(batch), "data")
         keys_B = _sample_keys(config, step, batch)
-        sums, grads = _accumulate(config, region.varying(params), batch, keys_B, counts)
+        blocks, outer = split_blocks(region.varying(params))
+        sums, block_grads, outer_grads = config.pipeline.gradients(
+            _parts(config, counts), blocks, outer, _microbatches(config, batch, keys_B)
+        )
+        sums = region.psum(sums, "stage", "data")
+        grads = {"blocks": block_grads, **outer_grads}
         metrics = {name: sums[name] / counts[name] for name in sums}
-        return region.psum(metrics, "data"), _reduce_gradients(region, grads)
+        return metrics, _reduce_gradients(region, config.specs, grads)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         metrics, grads = region.run(
             gradients,
-            in_specs=(grad_specs, P("data"), P()),
-            out_specs=(P(), grad_specs),
+            in_specs=(config.specs, P("data"), P()),
+            out_specs=(P(), config.specs),
         )(state.params, batch, state.step)
         updates, opt_state = config.optimizer.update(
             grads, state.opt_state, state.params
@@ -108,19 +118,18 @@ def build_eval_step(config: StepConfig) -> EvalStep:
     Both are over the global batch, so that several batches can be added up before
     dividing: a short last batch weighs what it holds.
     """
-    model, region = config.model, config.region
+    region = config.region
 
     def sums_and_counts(params: Params, batch: Batch) -> tuple[Metrics, Metrics]:
-        blocks, outer = split_blocks(params)
-        x = model.embed(outer, batch, None)
-        x = model.run_blocks(blocks, x, batch, keys_B=None)
-        totals = model.losses(outer, x, batch), model.counts(batch)
-        return region.psum(totals, "data")
+        counts = config.model.counts(batch)
+        blocks, outer = split_blocks(region.varying(params))
+        sums = config.pipeline.losses(
+            _parts(config, counts), blocks, outer, _microbatches(config, batch, None)
+        )
+        return region.psum(sums, "stage", "data"), region.psum(counts, "data")
 
     program = region.run(
-        sums_and_counts,
-        in_specs=(_manual_specs(config.specs), P("data")),
-        out_specs=P(),
+        sums_and_counts, in_specs=(config.specs, P("data")), out_specs=P()
     )
     return jax.jit(
         program,
@@ -135,48 +144,41 @@ def split_blocks(params: Params) -> tuple[Params, Params]:
     return params["blocks"], outer
 
 
-def _accumulate(
-    config: StepConfig,
-    params: Params,
-    batch: Batch,
-    keys_B: jax.Array | None,
-    counts: Metrics,
-) -> tuple[Metrics, Params]:
-    """Sums losses and gradients over this rank's microbatches."""
+def _parts(config: StepConfig, counts: Metrics) -> Parts:
+    """Returns the model as functions of a microbatch ``(batch, keys_B)``."""
     model = config.model
 
-    def objective(params: Params, part: Batch, keys_B: Any) -> tuple[Any, Metrics]:
-        blocks, outer = split_blocks(params)
-        x = model.embed(outer, part, keys_B)
-        x = model.run_blocks(blocks, x, part, keys_B=keys_B)
-        sums = model.losses(outer, x, part)
-        means = {name: sums[name] / counts[name] for name in sums}
-        return _objective(means), sums
+    def losses(outer: Params, x: jax.Array, microbatch: Any) -> tuple[Any, Metrics]:
+        sums = model.losses(outer, x, microbatch[0])
+        return _objective({name: sums[name] / counts[name] for name in sums}), sums
 
-    grad = jax.grad(objective, has_aux=True)
+    return Parts(
+        embed=lambda outer, microbatch: model.embed(outer, *microbatch),
+        context=lambda microbatch: model.context(*microbatch),
+        block=REMAT[config.remat](model.block),
+        losses=losses,
+    )
 
-    def add_microbatch(total: Any, microbatch: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, grad(params, *microbatch)), None
 
-    microbatches = jax.tree.map(
+def _microbatches(config: StepConfig, batch: Batch, keys_B: Any) -> Any:
+    """Cuts this rank's samples into microbatches, a new dim in front."""
+    return jax.tree.map(
         lambda x: x.reshape(config.num_microbatches, -1, *x.shape[1:]), (batch, keys_B)
     )
-    first = jax.tree.map(lambda x: x[0], microbatches)
-    zeros = jax.tree.map(
-        lambda leaf: config.region.varying(jnp.zeros(leaf.shape, leaf.dtype)),
-        jax.eval_shape(grad, params, *first),
-    )
-    (grads, sums), _ = jax.lax.scan(add_microbatch, zeros, microbatches)
-    return sums, grads
 
 
-def _reduce_gradients(region: ManualRegion, grads: Params) -> Params:
+def _reduce_gradients(region: ManualRegion, specs: Params, grads: Params) -> Params:
     """Sums gradients over the ranks that hold the same parameter."""
-    blocks, outer = split_blocks(grads)
-    return {
-        "blocks": region.psum(blocks, "data"),
-        **region.psum(outer, "stage", "data"),
-    }
+
+    def is_cut(spec: P) -> bool:
+        return any("stage" in (e if isinstance(e, tuple) else (e,)) for e in spec)
+
+    leaves, treedef = jax.tree.flatten(grads)
+    cut = [is_cut(spec) for spec in treedef.flatten_up_to(specs)]
+    whole = region.psum([g for g, c in zip(leaves, cut, strict=True) if not c], "stage")
+    pending = iter(whole)
+    leaves = [g if c else next(pending) for g, c in zip(leaves, cut, strict=True)]
+    return region.psum(jax.tree.unflatten(treedef, leaves), "data")
 
 
 def _sample_keys(config: StepConfig, step: jax.Array, batch: Batch) -> jax.Array | None:
@@ -187,16 +189,6 @@ def _sample_keys(config: StepConfig, step: jax.Array, batch: Batch) -> jax.Array
     samples = config.region.index("data") * num_local + jnp.arange(num_local)
     step_key = jax.random.fold_in(jax.random.key(config.seed), step)
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(step_key, samples)
-
-
-def _manual_specs(specs: Params) -> Params:
-    """Returns the specs with nothing but the manual axes, for `jax.shard_map`."""
-    return {
-        name: jax.tree.map(
-            lambda _, name=name: P("stage") if name == "blocks" else P(), tree
-        )
-        for name, tree in specs.items()
-    }
 
 
 def _objective(means: Metrics) -> jax.Array:

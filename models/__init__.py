@@ -13,3 +13,31 @@ positions. A training model has this form, whatever its family:
 ``keys_B`` is one PRNG key per sample, or None to switch dropout off: a mask
 depends on the sample, never on how samples are grouped or placed.
 """
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from models import bert, sharding
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFamily:
+    """What the trainer needs to know of a model.
+
+    Attributes:
+        config: Dataclass of its sizes.
+        module: Makes it, ``module(config, rngs=rngs)``.
+        rows: Its sharding table, by config.
+    """
+
+    config: type
+    module: Callable[..., Any]
+    rows: Callable[[Any], sharding.Rows]
+
+
+MODELS = {
+    "bert": ModelFamily(
+        config=bert.BertConfig, module=bert.Bert, rows=sharding.bert_rows
+    ),
+}

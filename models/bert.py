@@ -6,6 +6,7 @@ head runs on the predicted positions alone.
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from flax import nnx
 
 from models import layers
 from models.losses import cross_entropy
+from models.rules import at_least
 
 Batch = dict[str, jax.Array]
 
@@ -38,6 +40,12 @@ class BertConfig(layers.BlockConfig):
     def padded_vocab_size(self) -> int:
         """Rows of the vocabulary table."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    def broken_rules(self) -> Iterator[str]:
+        """Yields one sentence per broken rule."""
+        yield from layers.BlockConfig.broken_rules(self)
+        sizes = dict(vocab_size=1, vocab_multiple=1, max_len=1, num_segments=2)
+        yield from at_least(self, **sizes)
 
 
 SIZES = {
@@ -84,14 +92,11 @@ class MaskedLmHead(nnx.Module):
         self.norm = layers.layer_norm(config, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros(config.padded_vocab_size, config.param_dtype))
 
-    def __call__(
-        self, x_BLD: jax.Array, positions_BN: jax.Array, vocabulary: layers.Vocabulary
-    ) -> jax.Array:
-        """Returns float32 logits ``(B, N, V)`` of the tokens at ``positions_BN``."""
+    def __call__(self, x_BLD: jax.Array, positions_BN: jax.Array) -> jax.Array:
+        """Returns what the vocabulary scores, ``(B, N, D)``, at ``positions_BN``."""
         h_BND = jnp.take_along_axis(x_BLD, positions_BN[:, :, None], axis=1)
         h_BND = self.activation(self.transform(h_BND))
-        h_BND = self.norm(h_BND).astype(x_BLD.dtype)
-        return vocabulary.logits(h_BND, self.bias[...])
+        return self.norm(h_BND).astype(x_BLD.dtype)
 
 
 class Bert(nnx.Module):
@@ -145,11 +150,9 @@ class Bert(nnx.Module):
             x_BLD: Output of the last block.
             batch: Of which only ``positions`` are read.
         """
-        tokens_BNV = self.masked_lm(
-            self._normalize(x_BLD), batch["positions"], self.embeddings.token
-        )
-        next_B2 = self.next_sentence(self.pool(x_BLD))
-        return tokens_BNV, next_B2.astype(jnp.float32)
+        h_BND = self.masked_lm(self._normalize(x_BLD), batch["positions"])
+        tokens_BNV = self.embeddings.token.logits(h_BND, self.masked_lm.bias[...])
+        return tokens_BNV, self._next_sentence_logits(x_BLD)
 
     def losses(self, x_BLD: jax.Array, batch: Batch) -> dict[str, jax.Array]:
         """Returns the weighted sums over the batch of loss and correctness.
@@ -157,9 +160,13 @@ class Bert(nnx.Module):
         Divided by `counts` of the whole batch these are the mean losses and accuracies
         of both heads. The training loss is the sum of the ``_loss`` entries.
         """
-        tokens_BNV, next_B2 = self.logits(x_BLD, batch)
-        mlm_BN, mlm_correct_BN = cross_entropy(tokens_BNV, batch["targets"])
-        nsp_B, nsp_correct_B = cross_entropy(next_B2, batch["is_random_next"])
+        h_BND = self.masked_lm(self._normalize(x_BLD), batch["positions"])
+        mlm_BN, mlm_correct_BN = self.embeddings.token.cross_entropy(
+            h_BND, self.masked_lm.bias[...], batch["targets"]
+        )
+        nsp_B, nsp_correct_B = cross_entropy(
+            self._next_sentence_logits(x_BLD), batch["is_random_next"]
+        )
         weights_BN, weights_B = batch["weights"], batch["sample_weights"]
         return {
             "mlm_loss": (mlm_BN * weights_BN).sum(),
@@ -179,6 +186,9 @@ class Bert(nnx.Module):
             "mlm_accuracy": num_predicted,
             "nsp_accuracy": num_samples,
         }
+
+    def _next_sentence_logits(self, x_BLD: jax.Array) -> jax.Array:
+        return self.next_sentence(self.pool(x_BLD)).astype(jnp.float32)
 
     def _normalize(self, x: jax.Array) -> jax.Array:
         if self.config.norm_position == "post":

@@ -6,10 +6,17 @@ split heads without splitting a head.
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from models.losses import cross_entropy
+from models.rules import at_least, between, one_of
+
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +58,21 @@ class BlockConfig:
     def head_dim(self) -> int:
         """Width of one head."""
         return self.model_dim // self.num_heads
+
+    def broken_rules(self) -> Iterator[str]:
+        """Yields one sentence per broken rule."""
+        sizes = dict(num_layers=1, num_heads=1, model_dim=1, mlp_dim=1)
+        yield from at_least(self, **sizes, norm_epsilon=0, init_scale=0)
+        yield from between(self, dropout_rate=(0, 0.999))
+        yield from between(self, attention_dropout_rate=(0, 0.999))
+        yield from one_of(self, norm_position=("post", "pre"))
+        yield from one_of(self, activation=tuple(ACTIVATIONS))
+        yield from one_of(self, dtype=DTYPES, param_dtype=DTYPES)
+        if self.num_heads > 0 and self.model_dim % self.num_heads:
+            yield (
+                f"model_dim={self.model_dim} is not divisible by"
+                f" num_heads={self.num_heads}. Use a number of heads that divides it."
+            )
 
 
 ACTIVATIONS = {
@@ -136,13 +158,45 @@ class Vocabulary(nnx.Module):
 
     def logits(self, h_BND: jax.Array, bias_V: jax.Array) -> jax.Array:
         """Scores every token: ``(B, N, D)`` to float32 ``(B, N, V)``."""
-        table_VD = self.embedding[...].astype(self.dtype)
-        scores_BNV = jnp.einsum(
-            "bnd,vd->bnv", h_BND, table_VD, preferred_element_type=jnp.float32
-        )
-        scores_BNV += bias_V.astype(jnp.float32)[None, None]
-        is_token_V = jnp.arange(scores_BNV.shape[-1]) < self.size
-        return jnp.where(is_token_V, scores_BNV, jnp.finfo(jnp.float32).min)
+        table_VD = self.embedding[...]
+        return vocabulary_logits(table_VD, bias_V, h_BND, size=self.size)
+
+    def cross_entropy(
+        self, h_BND: jax.Array, bias_V: jax.Array, targets_BN: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns `losses.cross_entropy` of the logits, both ``(B, N)``."""
+        return cross_entropy(self.logits(h_BND, bias_V), targets_BN)
+
+
+def vocabulary_logits(
+    table_VD: jax.Array,
+    bias_V: jax.Array,
+    h_BND: jax.Array,
+    *,
+    size: int,
+    first_token: int | jax.Array = 0,
+) -> jax.Array:
+    """Scores the tokens of consecutive rows of a vocabulary table.
+
+    Args:
+        table_VD: The rows.
+        bias_V: Their biases.
+        h_BND: What to score; its dtype is that of the products.
+        size: Tokens of the whole vocabulary; a row past them is padding.
+        first_token: Token of the first row given.
+
+    Returns:
+        float32 ``(B, N, V)``, the lowest float on padding.
+    """
+    scores_BNV = jnp.einsum(
+        "bnd,vd->bnv",
+        h_BND,
+        table_VD.astype(h_BND.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    scores_BNV += bias_V.astype(jnp.float32)[None, None]
+    is_token_V = first_token + jnp.arange(table_VD.shape[0]) < size
+    return jnp.where(is_token_V, scores_BNV, jnp.finfo(jnp.float32).min)
 
 
 class Attention(nnx.Module):
@@ -180,7 +234,7 @@ class Attention(nnx.Module):
                 2) may see a key (dim 3). None lets all see all.
             keys_B: Keys of the dropout on the probabilities, or None.
         """
-        qkv = self.qkv(x_BLD)
+        qkv = checkpoint_name(self.qkv(x_BLD), "qkv")
         q_BLHK, k_BLHK, v_BLHK = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
         scale = 1 / math.sqrt(self.config.head_dim)
         scores_BHLL = jnp.einsum(
@@ -193,7 +247,8 @@ class Attention(nnx.Module):
             scores_BHLL = jnp.where(mask, scores_BHLL, jnp.finfo(jnp.float32).min)
         probs_BHLL = jax.nn.softmax(scores_BHLL).astype(x_BLD.dtype)
         probs_BHLL = dropout(probs_BHLL, self.config.attention_dropout_rate, keys_B)
-        return self.out(jnp.einsum("bhqt,bthk->bqhk", probs_BHLL, v_BLHK))
+        values_BLHK = jnp.einsum("bhqt,bthk->bqhk", probs_BHLL, v_BLHK)
+        return self.out(checkpoint_name(values_BLHK, "attention_values"))
 
 
 class Mlp(nnx.Module):
@@ -213,8 +268,8 @@ class Mlp(nnx.Module):
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         """Maps each position on its own; the shape stays ``(B, L, D)``."""
-        h_BLF = self.activation(self.up(x_BLD))
-        return self.down(h_BLF)
+        h_BLF = checkpoint_name(self.up(x_BLD), "mlp_up")
+        return self.down(self.activation(h_BLF))
 
 
 class Block(nnx.Module):
@@ -238,10 +293,12 @@ class Block(nnx.Module):
 
         def attend(h_BLD: jax.Array) -> jax.Array:
             y_BLD = self.attention(h_BLD, mask, fold_keys(keys_B, 0))
+            y_BLD = checkpoint_name(y_BLD, "attention_out")
             return dropout(y_BLD, rate, fold_keys(keys_B, 1))
 
         def transform(h_BLD: jax.Array) -> jax.Array:
-            return dropout(self.mlp(h_BLD), rate, fold_keys(keys_B, 2))
+            y_BLD = checkpoint_name(self.mlp(h_BLD), "mlp_down")
+            return dropout(y_BLD, rate, fold_keys(keys_B, 2))
 
         dtype = x_BLD.dtype
         if self.config.norm_position == "pre":

@@ -12,6 +12,7 @@ that each half needs one all-reduce, and the vocabulary is split by tokens.
 from collections.abc import Mapping, Sequence
 
 import sbp
+from models import bert
 from sbp.signature import Component
 
 Rows = Mapping[str, Mapping[str, Component]]
@@ -29,21 +30,34 @@ BLOCK: Rows = {
     "blocks/*/mlp_norm/*": {},
 }
 
+# All stages share the tokens, so that none computes the whole output layer.
+VOCABULARY = {"stage": sbp.split(0), "tensor": sbp.split(0)}
+
 BERT: Rows = BLOCK | {
-    "embeddings/token/embedding": {"tensor": sbp.split(0)},  # (V, D)
+    "embeddings/token/embedding": VOCABULARY,  # (V, D)
     "embeddings/position": {},
     "embeddings/segment": {},
-    "embeddings/norm/*": {},
     "pooler/*": {},
     "masked_lm/transform/*": {},
     "masked_lm/norm/*": {},
-    "masked_lm/bias": {"tensor": sbp.split(0)},  # (V,)
+    "masked_lm/bias": VOCABULARY,
     "next_sentence/*": {},
 }
 
-BERT_PRE_NORM: Rows = {
-    pattern: row for pattern, row in BERT.items() if pattern != "embeddings/norm/*"
-} | {"final_norm/*": {}}
+
+def bert_rows(config: bert.BertConfig) -> Rows:
+    """Returns the table of a BERT: where the norms stand depends on its config."""
+    if config.norm_position == "post":
+        return BERT | {"embeddings/norm/*": {}}
+    return BERT | {"final_norm/*": {}}
+
+
+def without_axis(rows: Rows, axis_name: str) -> Rows:
+    """Returns the table with everything broadcast along one mesh axis."""
+    return {
+        pattern: {name: c for name, c in row.items() if name != axis_name}
+        for pattern, row in rows.items()
+    }
 
 
 def match_rows(rows: Rows, paths: Sequence[str]) -> dict[str, Mapping[str, Component]]:

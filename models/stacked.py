@@ -29,6 +29,10 @@ class StackedModel:
         outer_def: Graph of the model without its blocks.
         block_def: Graph of one block.
         num_layers: Blocks.
+        layer_order: The layer in each place of the stack; -1 is a place that holds
+            zeros and is never used. In the order of the model by default.
+        adapt: Changes the model without its blocks before it is used, such as to hold
+            its vocabulary in parts. Nothing by default.
     """
 
     build: Callable[[nnx.Rngs], Any]
@@ -36,6 +40,8 @@ class StackedModel:
     outer_def: nnx.GraphDef
     block_def: nnx.GraphDef
     num_layers: int
+    layer_order: tuple[int, ...]
+    adapt: Callable[[Any], None] = lambda model: None
 
     def init(self, key: jax.Array) -> Params:
         """Returns new parameters, to be called under `jax.jit`.
@@ -44,59 +50,52 @@ class StackedModel:
         """
         outer_key, blocks_key = jax.random.split(key)
 
-        def init_block(block_key: jax.Array) -> Params:
-            return pure_state(self.build(nnx.Rngs(block_key)).blocks[0])
+        def init_block(layer: jax.Array) -> Params:
+            block_key = jax.random.fold_in(blocks_key, layer)
+            block = pure_state(self.build(nnx.Rngs(block_key)).blocks[0])
+            return jax.tree.map(lambda x: jnp.where(layer >= 0, x, 0), block)
 
         # Both build the whole model; what they do not return is never compiled.
         model = self.build(nnx.Rngs(outer_key))
         model.blocks = nnx.List([])
-        block_keys = jax.random.split(blocks_key, self.num_layers)
-        return {"blocks": jax.vmap(init_block)(block_keys), **pure_state(model)}
+        blocks = jax.vmap(init_block)(jnp.asarray(self.layer_order))
+        return {"blocks": blocks, **pure_state(model)}
 
-    def embed(self, params: Params, batch: Batch, keys_B: jax.Array | None) -> Any:
-        """Returns the input of the first block, from ``params`` without blocks."""
-        model = nnx.merge(self.outer_def, nnx.State(params))
-        return model.embed(batch, fold_keys(keys_B, 0))
+    def embed(self, outer: Params, batch: Batch, keys_B: jax.Array | None) -> jax.Array:
+        """Returns the input of the first block, from the parameters without blocks."""
+        return self._merge(outer).embed(batch, fold_keys(keys_B, 0))
 
-    def run_blocks(
-        self,
-        blocks: Params,
-        x: jax.Array,
-        batch: Batch,
-        *,
-        keys_B: jax.Array | None,
-        first_layer: int | jax.Array = 0,
+    def context(self, batch: Batch, keys_B: jax.Array | None) -> Any:
+        """Returns what every block is given besides its input."""
+        return self.model_class.attention_mask(batch), keys_B
+
+    def block(
+        self, block: Params, x: jax.Array, context: Any, layer: int | jax.Array
     ) -> jax.Array:
-        """Runs consecutive blocks.
+        """Runs one block.
 
         Args:
-            blocks: Their stacked parameters, dim 0 of each leaf.
-            x: Input of the first of them.
-            batch: The samples in ``x``, for the attention mask.
-            keys_B: One key per sample, the same for all blocks, or None.
-            first_layer: Index in the whole stack of the first block given.
-
-        Returns:
-            Output of the last of them, of the shape of ``x``.
+            block: Its parameters.
+            x: Its input.
+            context: From `context`.
+            layer: Its index in the stack.
         """
-        mask = self.model_class.attention_mask(batch)
+        mask, keys_B = context
+        module = nnx.merge(self.block_def, nnx.State(block))
+        return module(x, mask, fold_keys(keys_B, 1 + layer))
 
-        def run_block(carry: tuple, block: Params) -> tuple[tuple, None]:
-            x, layer = carry
-            module = nnx.merge(self.block_def, nnx.State(block))
-            x = module(x, mask, fold_keys(keys_B, 1 + layer))
-            return (x, layer + 1), None
-
-        layer = jnp.asarray(first_layer, jnp.int32)
-        return jax.lax.scan(run_block, (x, layer), blocks)[0][0]
-
-    def losses(self, params: Params, x: jax.Array, batch: Batch) -> Batch:
-        """Returns the model's ``losses``, from ``params`` without blocks."""
-        return nnx.merge(self.outer_def, nnx.State(params)).losses(x, batch)
+    def losses(self, outer: Params, x: jax.Array, batch: Batch) -> Batch:
+        """Returns the model's ``losses``, from the parameters without blocks."""
+        return self._merge(outer).losses(x, batch)
 
     def counts(self, batch: Batch) -> Batch:
         """Returns the model's ``counts``."""
         return self.model_class.counts(batch)
+
+    def _merge(self, outer: Params) -> Any:
+        model = nnx.merge(self.outer_def, nnx.State(outer))
+        self.adapt(model)
+        return model
 
 
 def stack(build: Callable[[nnx.Rngs], Any]) -> StackedModel:
@@ -132,6 +131,7 @@ def stack(build: Callable[[nnx.Rngs], Any]) -> StackedModel:
         outer_def=nnx.graphdef(model),
         block_def=blocks[0][0],
         num_layers=len(blocks),
+        layer_order=tuple(range(len(blocks))),
     )
 
 

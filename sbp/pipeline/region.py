@@ -37,19 +37,18 @@ class ManualRegion:
 
         Args:
             fn: Function of this rank's parts of the arguments.
-            in_specs: Tree prefix of the arguments; specs name manual axes only.
+            in_specs: Tree prefix of the arguments. Axes that are not manual are left
+                out of the specs here, so those of the arrays themselves will do.
             out_specs: Tree prefix of the results.
         """
         if not self.manual:
             return fn
-        is_spec = lambda leaf: isinstance(leaf, P)  # noqa: E731 - one expression
-        narrow = lambda tree: jax.tree.map(self._narrow, tree, is_leaf=is_spec)  # noqa: E731 - one expression
         return jax.shard_map(
             fn,
             mesh=self.mesh,
             axis_names=set(self.manual),
-            in_specs=narrow(in_specs),
-            out_specs=narrow(out_specs),
+            in_specs=self._narrow_all(in_specs),
+            out_specs=self._narrow_all(out_specs),
         )
 
     def index(self, axis_name: str) -> jax.Array:
@@ -63,6 +62,11 @@ class ManualRegion:
         axes = tuple(name for name in axis_names if name in self.manual)
         return jax.lax.psum(tree, axes) if axes else tree
 
+    def pmax(self, tree: Any, *axis_names: str) -> Any:
+        """Returns the maximum over the ranks along the axes, on all of them."""
+        axes = tuple(name for name in axis_names if name in self.manual)
+        return jax.lax.pmax(tree, axes) if axes else tree
+
     def varying(self, tree: Any) -> Any:
         """Marks values as this rank's own, so that gradients of them stay local."""
 
@@ -72,6 +76,15 @@ class ManualRegion:
 
         return jax.tree.map(mark, tree)
 
+    def _narrow_all(self, specs: Any) -> Any:
+        return jax.tree.map(
+            self._narrow, specs, is_leaf=lambda leaf: isinstance(leaf, P)
+        )
+
     def _narrow(self, spec: P) -> P:
-        assert all(entry is None or entry in self.axis_names for entry in spec), spec
-        return P(*(entry if entry in self.manual else None for entry in spec))
+        def keep(entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+            names = entry if isinstance(entry, tuple) else (entry,)
+            kept = tuple(name for name in names if name in self.manual)
+            return kept[0] if len(kept) == 1 else kept or None
+
+        return P(*(keep(entry) for entry in spec))

@@ -1,0 +1,68 @@
+"""The command line of the programs: a few flags, all else is a field of the config."""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a command line says.
+
+    Attributes:
+        config: Config file, ``.py`` or ``.yaml``.
+        overrides: Texts by dotted field, in the order given.
+        workdir: Folder of the run.
+        resume: Go on from the newest checkpoint in ``workdir``.
+        eval_only: Evaluate the newest checkpoint in ``workdir``, train nothing.
+        fast_dev_run: Two small steps through everything.
+        dump_hlo: Write the optimized program of the step to ``workdir``.
+    """
+
+    config: str
+    overrides: dict[str, str]
+    workdir: str
+    resume: bool = False
+    eval_only: bool = False
+    fast_dev_run: bool = False
+    dump_hlo: bool = False
+
+
+FLAGS = {
+    "--resume": "go on from the newest checkpoint in the workdir, on any layout",
+    "--eval_only": "evaluate the newest checkpoint in the workdir, train nothing",
+    "--fast_dev_run": "two small steps, an evaluation, a checkpoint: to try a config",
+    "--dump_hlo": "write the optimized program of the step to the workdir",
+}
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Returns what the command line says; argparse ends the program if it is wrong.
+
+    Example:
+        >>> parse(["--config=a.py", "--workdir=w", "--config.dist.x=2"]).overrides
+        {'dist.x': '2'}
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m launch.train",
+        description="Trains a model.",
+        epilog="--config.SECTION.FIELD=VALUE overrides a field of the config.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", required=True, help="config file, .py or .yaml")
+    parser.add_argument("--workdir", required=True, help="folder of the run")
+    for flag, text in FLAGS.items():
+        parser.add_argument(flag, action="store_true", help=text)
+
+    rest, overrides = [], {}
+    pending = list(arguments)
+    while pending:
+        argument = pending.pop(0)
+        if not argument.startswith("--config."):
+            rest.append(argument)
+            continue
+        field, equals, text = argument.removeprefix("--config.").partition("=")
+        if not equals and not pending:
+            parser.error(f"{argument} has no value. Write {argument}=VALUE.")
+        overrides[field] = text if equals else pending.pop(0)
+    return Options(overrides=overrides, **vars(parser.parse_args(rest)))

@@ -1,0 +1,83 @@
+"""Which devices a run has, and how they are arranged."""
+
+import glob
+import os
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import sbp
+from launch.resolve import DeviceCount
+from launch.run_config import DistConfig
+
+AXIS_NAMES = ("stage", "data", "tensor")
+# A CPU collective whose peers come 40 s apart aborts the process, and virtual devices
+# on few cores do that.
+CPU_FLAGS = {
+    "--xla_cpu_collective_call_terminate_timeout_seconds": 1800,
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 600,
+}
+
+
+def count_devices() -> DeviceCount:
+    """Returns how many devices a run may have; call it before JAX is used.
+
+    Where there are no GPUs, and nobody has said how many CPU devices there are, as many
+    virtual ones can be made as a run asks for: `create_mesh` makes them.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    missing = [f"{flag}={n}" for flag, n in CPU_FLAGS.items() if flag not in flags]
+    os.environ["XLA_FLAGS"] = " ".join([flags, *missing]).strip()
+    is_count_given = (
+        "xla_force_host_platform_device_count" in flags
+        or jax.config.jax_num_cpu_devices > 0
+        or jax.distributed.is_initialized()
+    )
+    if not _has_gpu() and not is_count_given:
+        return DeviceCount(num_devices=None)
+    remedy = ", or hide some with CUDA_VISIBLE_DEVICES" if _has_gpu() else ""
+    return DeviceCount(num_devices=jax.device_count(), remedy=remedy)
+
+
+def create_mesh(dist: DistConfig, devices: DeviceCount) -> Mesh:
+    """Returns the mesh of a run, of Auto axes ``stage``, ``data`` and ``tensor``.
+
+    The device at ``(stage, data, tensor)`` has rank
+    ``stage * (dp * tp) + data * tp + tensor`` in `jax.devices()`, so that the ranks of
+    a tensor-parallel group, which communicate most, are next to each other.
+
+    Args:
+        dist: The three sizes.
+        devices: What `count_devices` returned, before ``dist`` was resolved with it.
+    """
+    if devices.num_devices is None:
+        jax.config.update("jax_num_cpu_devices", dist.num_devices)
+    shape = (
+        dist.pipeline_parallel_size,
+        dist.data_parallel_size,
+        dist.tensor_parallel_size,
+    )
+    ranks = np.arange(dist.num_devices).reshape(shape)
+    platform = jax.devices()[0].platform
+    placement = sbp.placement(platform, ranks, axis_names=AXIS_NAMES)
+    return placement.mesh_with(AxisType.Auto)
+
+
+def process_rows(mesh: Mesh, global_batch_size: int) -> slice:
+    """Returns the rows of a global batch that this process feeds.
+
+    They are those that its devices hold; several processes may share rows, when the
+    devices of one data-parallel rank belong to several.
+    """
+    sharding = NamedSharding(mesh, P("data"))
+    shape = (global_batch_size,)
+    held = sharding.addressable_devices_indices_map(shape).values()
+    rows = [index[0].indices(global_batch_size)[:2] for index in held]
+    return slice(min(start for start, _ in rows), max(stop for _, stop in rows))
+
+
+def _has_gpu() -> bool:
+    wanted = os.environ.get("JAX_PLATFORMS", "cuda")
+    return "cuda" in wanted and bool(glob.glob("/dev/nvidia[0-9]*"))

@@ -1,0 +1,251 @@
+"""From a config file and overrides to a `RunConfig`, and back to ``config.yaml``.
+
+Everything that is wrong is found before any array exists, and listed in one error.
+Nothing is clamped or rewritten: a value is what the user wrote, or an error.
+"""
+
+import ast
+import dataclasses
+import difflib
+import pathlib
+import runpy
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from launch import run_config
+from launch.run_config import RunConfig
+from models import MODELS
+
+SECTIONS: Mapping[str, type] = {
+    "data": run_config.DataConfig,
+    "optim": run_config.OptimConfig,
+    "train": run_config.TrainConfig,
+    "dist": run_config.DistConfig,
+    "eval": run_config.EvalConfig,
+    "checkpoint": run_config.CheckpointConfig,
+}
+Values = dict[str, dict[str, Any]]
+
+
+class ConfigError(ValueError):
+    """A run config that breaks rules; the message lists them all."""
+
+    def __init__(self, problems: list[str]):
+        count = "1 rule" if len(problems) == 1 else f"{len(problems)} rules"
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        super().__init__(f"The run config breaks {count}:\n{lines}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceCount:
+    """How many devices a run may have.
+
+    Attributes:
+        num_devices: Those there are, or None for as many virtual CPU devices as the
+            run asks for.
+        most: Largest number of virtual ones.
+        remedy: How to have more.
+    """
+
+    num_devices: int | None
+    most: int = 64
+    remedy: str = ""
+
+
+def load(path: str) -> Values:
+    """Returns the sections of a config file, each a dict of fields.
+
+    Args:
+        path: A Python file with ``get_config()``, or a ``config.yaml`` that a run has
+            saved.
+
+    Raises:
+        ConfigError: If there is no such file, or it is not of this form.
+    """
+    file = pathlib.Path(path)
+    if not file.is_file():
+        raise ConfigError([f"--config={path}: there is no such file."])
+    try:
+        if file.suffix == ".py":
+            values = runpy.run_path(path)["get_config"]().to_dict()
+        else:
+            values = yaml.safe_load(file.read_text())
+    except KeyError:
+        raise ConfigError([f"--config={path}: it defines no get_config()."]) from None
+    except (AttributeError, TypeError, UnicodeError, yaml.YAMLError) as error:
+        # A mistyped field of a ConfigDict ends here: its message suggests another.
+        message = " ".join(str(error).split())
+        raise ConfigError([f"--config={path}: {message}"]) from error
+    if not isinstance(values, dict) or not all(
+        isinstance(section, dict) for section in values.values()
+    ):
+        raise ConfigError([f"--config={path}: it is not a mapping of sections."])
+    return values
+
+
+def resolve(
+    values: Values, overrides: Mapping[str, str], devices: DeviceCount
+) -> RunConfig:
+    """Returns the run config, with every field set that the run derives.
+
+    Args:
+        values: Sections as `load` gives them; a section or field that is missing has
+            its default.
+        overrides: Texts by dotted field, such as ``{"dist.data_parallel_size": "2"}``.
+        devices: What the run may use.
+
+    Raises:
+        ConfigError: With every rule that is broken.
+    """
+    problems: list[str] = []
+    values = {name: dict(section) for name, section in values.items()}
+    problems += _unknown("section", values, ["model", *SECTIONS])
+    model_values = values.get("model", {})
+    name = overrides.get("model.name", model_values.pop("name", None))
+    if name not in MODELS:
+        known = ", ".join(map(repr, MODELS))
+        raise ConfigError([*problems, f"model.name={name!r} is not one of {known}."])
+
+    types_of = {"model": MODELS[name].config, **SECTIONS}
+    overrides = {k: v for k, v in overrides.items() if k != "model.name"}
+    problems += _apply_overrides(values, overrides, types_of)
+    sections = {}
+    for section, config_type in types_of.items():
+        given = values.get(section, {})
+        if section == "dist":
+            given = _derive_data_parallel_size(given, devices)
+        found, section_problems = _build(config_type, given)
+        problems += [f"{section}.{problem}" for problem in section_problems]
+        if not section_problems:
+            problems += [f"{section}.{rule}" for rule in found.broken_rules()]
+        sections[section] = found
+    if problems:
+        raise ConfigError(problems)
+
+    config = RunConfig(model_name=name, **sections)
+    problems = [*config.broken_rules(), *_broken_device_rules(config, devices)]
+    if problems:
+        raise ConfigError(problems)
+    dist = dataclasses.replace(config.dist, pipeline_num_layers=config.model.num_layers)
+    return dataclasses.replace(config, dist=dist)
+
+
+def to_yaml(config: RunConfig) -> str:
+    """Returns the config as the text of a file that `load` reads back."""
+    values = {
+        "model": {"name": config.model_name, **dataclasses.asdict(config.model)},
+        **{name: dataclasses.asdict(getattr(config, name)) for name in SECTIONS},
+    }
+    return yaml.safe_dump(_plain(values), sort_keys=False)
+
+
+def _derive_data_parallel_size(
+    given: Mapping[str, Any], devices: DeviceCount
+) -> dict[str, Any]:
+    if given.get("data_parallel_size") is not None:
+        return dict(given)
+    others = [given.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline")]
+    used = 1
+    for size in others:
+        # A size of another type or sign is reported where types and signs are.
+        used *= size if isinstance(size, int) and size > 0 else 1
+    size = max(1, devices.num_devices // used) if devices.num_devices else 1
+    return {**given, "data_parallel_size": size}
+
+
+def _broken_device_rules(config: RunConfig, devices: DeviceCount) -> Iterator[str]:
+    dist = config.dist
+    sizes = (
+        f"dist: stage {dist.pipeline_parallel_size} x data {dist.data_parallel_size} x"
+        f" tensor {dist.tensor_parallel_size} needs {dist.num_devices} devices"
+    )
+    if devices.num_devices is None:
+        if dist.num_devices > devices.most:
+            yield (
+                f"{sizes}, but without GPUs a run has at most {devices.most} virtual"
+                " CPU devices. Make a size smaller, or run where the GPUs are."
+            )
+    elif dist.num_devices != devices.num_devices:
+        yield (
+            f"{sizes}, but there are {devices.num_devices}. Choose sizes whose product"
+            f" is {devices.num_devices}{devices.remedy}."
+        )
+
+
+def _apply_overrides(
+    values: Values, overrides: Mapping[str, str], types_of: Mapping[str, type]
+) -> list[str]:
+    problems = []
+    for path, text in overrides.items():
+        section, _, field = path.partition(".")
+        unknown = _unknown("section", [section], types_of)
+        if not unknown:
+            hints = typing.get_type_hints(types_of[section])
+            unknown = _unknown("field", [field], hints, prefix=f"{section}.")
+        if unknown:
+            problems += unknown
+            continue
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            value = text
+        if hints[field] == tuple[str, ...] and isinstance(value, str):
+            value = tuple(value.split(","))
+        values.setdefault(section, {})[field] = value
+    return problems
+
+
+def _build(config_type: Any, given: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    hints = typing.get_type_hints(config_type)
+    problems = _unknown("field", given, hints)
+    fields = {}
+    for name, value in given.items():
+        if name not in hints:
+            continue
+        try:
+            fields[name] = _convert(value, hints[name])
+        except TypeError:
+            wanted = getattr(hints[name], "__name__", str(hints[name]))
+            if isinstance(hints[name], types.GenericAlias | types.UnionType):
+                wanted = str(hints[name])
+            problems.append(f"{name}={value!r} is not of type {wanted}.")
+    return (None if problems else config_type(**fields)), problems
+
+
+def _convert(value: Any, wanted: Any) -> Any:
+    """Returns ``value`` as the annotated type; TypeError if that would change it."""
+    origin, args = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin is types.UnionType:
+        return None if value is None else _convert(value, args[0])
+    if origin is tuple and isinstance(value, list | tuple):
+        items = [args[0]] * len(value) if args[-1] is ... else args
+        return tuple(_convert(v, a) for v, a in zip(value, items, strict=True))
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not wanted:
+        raise TypeError
+    return value
+
+
+def _unknown(kind: str, given: Any, known: Any, prefix: str = "") -> list[str]:
+    problems = []
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, list(known), n=1)
+            hint = (
+                f"Did you mean {close[0]!r}?"
+                if close
+                else f"Known: {', '.join(known)}."
+            )
+            problems.append(f"{prefix}{name}: no such {kind}. {hint}")
+    return problems
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value

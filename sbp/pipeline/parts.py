@@ -1,0 +1,56 @@
+"""What a pipeline runs, and what it offers, whatever its number of stages."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+
+Tree = Any
+Block = Callable[[Tree, jax.Array, Tree, jax.Array], jax.Array]
+"""``block(weights, x, context, layer)``: the layer of that index in the whole model."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A model in the parts that a pipeline needs, functions of one microbatch.
+
+    Attributes:
+        embed: ``embed(outer, microbatch)``: input of the first layer.
+        context: ``context(microbatch)``: what each layer is given besides its input.
+        block: ``block(weights, x, context, layer)``: one layer.
+        losses: ``losses(outer, x, microbatch)``: from the output of the last layer, the
+            scalar to differentiate and a tree of values to sum over microbatches.
+    """
+
+    embed: Callable[[Tree, Tree], jax.Array]
+    context: Callable[[Tree], Tree]
+    block: Block
+    losses: Callable[[Tree, jax.Array, Tree], tuple[jax.Array, Tree]]
+
+
+class AbstractPipeline(Protocol):
+    """Runs a model over microbatches, inside a `ManualRegion`.
+
+    The arguments are the same for both methods. ``blocks`` are this rank's block
+    weights, stacked along dim 0, ``outer`` are all other parameters, and
+    ``microbatches`` is a tree of ``(num_microbatches, ...)``.
+    """
+
+    def gradients(
+        self, parts: Parts, blocks: Tree, outer: Tree, microbatches: Tree
+    ) -> tuple[Tree, Tree, Tree]:
+        """Returns sums over the microbatches.
+
+        Returns:
+            What the losses return besides the objective, from the last stage alone (0
+            elsewhere); the gradients of ``blocks``; and those of ``outer``, each
+            stage's part of the sum over ``stage``.
+        """
+        ...
+
+    def losses(
+        self, parts: Parts, blocks: Tree, outer: Tree, microbatches: Tree
+    ) -> Tree:
+        """Returns the first of these alone, without a backward pass."""
+        ...
