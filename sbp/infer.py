@@ -6,6 +6,7 @@ conversions are inserted where an operand does not fit. The result is one compil
 program whose communication is exactly what ``sbp.explain`` lists.
 """
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import AbstractMesh
 
+from sbp._compat import no_mesh_set
 from sbp.deduction.arguments import Arguments, TensorType, is_on_mesh, read
 from sbp.deduction.axis import ADD_UP, Wanted
 from sbp.deduction.compiling import (
@@ -122,7 +124,8 @@ class Jitted:
 
     def _run(self, call: Callable, arguments: Arguments, wants: Wants) -> Any:
         compiled = self._compiled(call, arguments, wants)
-        results = compiled.run(*arguments.on_mesh())
+        with contextlib.nullcontext() if arguments.is_traced else no_mesh_set():
+            results = compiled.run(*arguments.on_mesh())
         return jax.tree.unflatten(compiled.out_tree, results)
 
     def _compiled(self, call: Callable, arguments: Arguments, wants: Wants) -> Compiled:
@@ -130,9 +133,7 @@ class Jitted:
         mesh = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
         key = (call, arguments.types, mesh)
         if key not in self._cache:
-            compiled = compile_program(call, arguments.types, mesh, wants)
-            _warn_of_fallbacks(compiled.program, self._name)
-            self._cache[key] = compiled
+            self._cache[key] = compile_program(call, arguments.types, mesh, wants)
         return self._cache[key]
 
     def _differentiable(
