@@ -1,12 +1,17 @@
 """The only file that uses private or changing JAX API. Kept small."""
 
 import contextlib
+import hashlib
+import os
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax._src import config
+import numpy as np
+from jax._src import config, core
 from jax._src.mesh import empty_abstract_mesh, empty_concrete_mesh
+from jax.experimental import multihost_utils
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -126,3 +131,46 @@ def bind(
     """Applies a primitive as an equation of a jaxpr does; always gives a sequence."""
     results = primitive.bind(*operands, **primitive.get_bind_params(dict(params)))
     return results if primitive.multiple_results else [results]
+
+
+def source_line(source_info: Any, hidden: Sequence[str]) -> str:
+    """Returns file and line of the innermost frame of an equation's origin.
+
+    Args:
+        source_info: Of the equation.
+        hidden: Folders of libraries, whose frames are passed over.
+    """
+    frames = source_info.traceback.frames if source_info.traceback else ()
+    for frame in frames:
+        if not frame.file_name.startswith(tuple(hidden)):
+            return f"{os.path.basename(frame.file_name)}:{frame.line_num}"
+    return ""
+
+
+def is_tracing() -> bool:
+    """Returns whether some transformation is at work, so that arrays may be tracers."""
+    return not core.trace_state_clean()
+
+
+_MESSAGE_BYTES = 1 << 16
+
+
+def gather_from_processes(mine: dict[int, Any]) -> dict[int, Any]:
+    """Returns the union of the dicts that all processes give; every one must call.
+
+    The values are pickled; together they must fit into 64 kB per process.
+    """
+    message = pickle.dumps(mine)
+    row = np.zeros(_MESSAGE_BYTES, dtype=np.uint8)
+    row[: len(message)] = np.frombuffer(message, dtype=np.uint8)
+    rows = multihost_utils.process_allgather(row).reshape(-1, _MESSAGE_BYTES)
+    return {k: v for row in rows for k, v in pickle.loads(row.tobytes()).items()}
+
+
+def same_in_all_processes(value: np.ndarray) -> bool:
+    """Returns whether all processes give the same array; every one must call."""
+    if jax.process_count() == 1:
+        return True
+    digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+    mine = {jax.process_index(): (value.shape, value.dtype.name, digest)}
+    return len(set(gather_from_processes(mine).values())) == 1

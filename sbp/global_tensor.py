@@ -1,17 +1,33 @@
-"""Global tensors: functions on ``jax.Array`` whose type carries its signature."""
+"""Global tensors: functions on ``jax.Array``, whose type carries its signature.
+
+There is no tensor class. A global tensor is an array on a mesh with Explicit axes;
+``jax.typeof(x)`` prints its signature, and JAX's own operations propagate it.
+
+One program sees whole tensors. An array that is not on a mesh yet (a list, a NumPy
+array, an array on one device) counts as a whole value, the same in every process;
+pieces that differ from rank to rank become one tensor with ``sbp.from_local``.
+"""
 
 from typing import TypeGuard
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 
-from sbp._compat import sharding_of
+from sbp._compat import concrete_mesh, is_tracing, mesh_set, sharding_of
+from sbp.assemble import assemble, fit, not_global
 from sbp.placement import Placement
-from sbp.reshard import reshard
-from sbp.signature import Signature, SignatureLike, broadcast, resolve
-from sbp.spec import check_divides, from_partition_spec, to_sharding
+from sbp.reshard import axes_of, reshard
+from sbp.signature import (
+    PartialSum,
+    Signature,
+    SignatureLike,
+    resolve,
+    short,
+)
+from sbp.spec import from_partition_spec, to_partition_spec, to_sharding
 from sbp.tiling import from_signature
+from sbp.transfer import transfer
 
 
 def to_global(
@@ -21,41 +37,245 @@ def to_global(
     *,
     grad_sbp: SignatureLike | None = None,
 ) -> jax.Array:
-    """Returns ``x`` as a global tensor with this placement and signature."""
-    if is_global(x):
-        sharding = sharding_of(x)
-        assert sharding is not None
+    """Returns ``x`` as a global tensor with this placement and signature.
+
+    The only function that moves a tensor: from the host to devices, from signature
+    to signature, from placement to placement. It works inside and outside of
+    ``jit`` (inside, all placements have the same devices in the same order), and
+    JAX differentiates through it.
+
+    Args:
+        x: A global tensor, or a whole value that is on no mesh yet.
+        placement: Where it should be. None keeps the placement of ``x``.
+        sbp: How it should lie: one component per axis of the placement, or a mapping
+            from axis name to component, in which an axis left out is broadcast. None
+            keeps the signature of ``x``.
+        grad_sbp: Signature, on the placement of ``x``, that the gradient takes on
+            its way back; then it is brought into the layout that JAX demands, that
+            of ``x``. None takes the cheapest route.
+
+    Returns:
+        The tensor; ``x`` itself if it is already as wanted.
+
+    Raises:
+        TypeError: If ``x`` is no array, or a signature holds no components.
+        ValueError: If a signature does not fit the placement or the shape, a
+            placement or signature is missing, or ``jit`` cannot move the tensor.
+
+    Communication: what ``sbp.plan`` lists, and nothing if ``x`` was on no mesh.
+
+    Example:
+        >>> import numpy as np, sbp
+        >>> p = sbp.placement("cpu", [[0, 1], [2, 3]], ("data", "tensor"))
+        >>> x = sbp.to_global(np.ones((8, 16), np.float32), p, sbp.parse("S(0),P"))
+        >>> print(jax.typeof(x))
+        float32[8@data,16]{U:tensor}
+        >>> print(jax.typeof(sbp.to_global(x, sbp={"tensor": sbp.split(1)})))
+        float32[8,16@tensor]
+    """
+    if not is_global(x):
+        return _place(x, placement, sbp)
+    sharding = sharding_of(x)
+    assert sharding is not None
+    x = _on_explicit_mesh(x, sharding)
+    grad = None
+    if grad_sbp is not None:
         names = sharding.mesh.axis_names
-        sizes = dict(sharding.mesh.shape)
-        signature = resolve(signature_of(x) if sbp is None else sbp, names, x.ndim)
-        check_divides(signature, sizes, x.shape)
-        grad = None
-        if grad_sbp is not None:
-            grad = from_signature(resolve(grad_sbp, names, x.ndim), names, x.ndim)
-        return reshard(x, from_signature(signature, names, x.ndim), grad=grad)
-    if placement is None or sbp is None:
-        raise ValueError("A tensor that is not global needs a placement and an sbp.")
-    signature = resolve(sbp, placement.axis_names, np.ndim(x))
-    check_divides(signature, placement.axis_sizes, np.shape(x))
-    plain = to_sharding(placement, (broadcast,) * len(signature))
-    return to_global(jax.device_put(x, plain), sbp=signature)
+        grad = from_signature(resolve(grad_sbp, names, x.ndim), names, x.ndim)
+    if placement is None or _is_on(x, placement):
+        names, sizes = sharding.mesh.axis_names, dict(sharding.mesh.shape)
+        signature = fit(signature_of(x) if sbp is None else sbp, names, sizes, x)
+        y = reshard(x, from_signature(signature, names, x.ndim), grad=grad)
+        if placement is not None and concrete_mesh(x) is None:
+            # Moves nothing, but has jit compare the devices, which it alone knows.
+            return jax.device_put(y, to_sharding(placement, signature))
+        return y
+    names, sizes = placement.axis_names, placement.axis_sizes
+    if sbp is None:
+        sbp = _kept_signature(x, placement)
+    signature = fit(sbp, names, sizes, x)
+    tiling = from_signature(signature, names, x.ndim)
+    grad_spec = None if grad is None else grad.to_spec()
+    return transfer(x, placement.mesh, tiling.to_spec(), grad=grad_spec)
 
 
 def is_global(x: object) -> TypeGuard[jax.Array]:
-    """Returns whether ``x`` is a ``jax.Array`` on a mesh."""
+    """Returns whether ``x`` is an array on a mesh.
+
+    Example:
+        >>> import numpy as np, sbp
+        >>> is_global(np.ones(4))
+        False
+        >>> p = sbp.placement("cpu", [0, 1])
+        >>> is_global(sbp.to_global(np.ones(4), p, sbp.split(0)))
+        True
+    """
     return sharding_of(x) is not None
 
 
 def signature_of(x: jax.Array) -> Signature:
-    """Returns the signature of a global tensor, one component per mesh axis."""
+    """Returns the signature of a global tensor, one component per mesh axis.
+
+    Works inside ``jit`` too, where it reads the type.
+
+    Raises:
+        TypeError: If ``x`` is on no mesh.
+
+    Example:
+        >>> import numpy as np, sbp
+        >>> p = sbp.placement("cpu", [[0, 1], [2, 3]])
+        >>> signature_of(sbp.to_global(np.ones((4, 4)), p, sbp.parse("B,S(0)")))
+        (sbp.broadcast, sbp.split(0))
+    """
     sharding = sharding_of(x)
-    assert sharding is not None
+    if sharding is None:
+        raise TypeError(not_global(x, "signature"))
     return from_partition_spec(sharding.spec, sharding.mesh.axis_names)
 
 
 def placement_of(x: jax.Array) -> Placement:
-    """Returns the placement of a global tensor."""
+    """Returns the placement of a global tensor.
+
+    Raises:
+        TypeError: If ``x`` is on no mesh, or traced by ``jit``, where the devices are
+            not known.
+
+    Example:
+        >>> import numpy as np, sbp
+        >>> p = sbp.placement("cpu", [3, 1], ("data",))
+        >>> placement_of(sbp.to_global(np.ones(4), p, sbp.split(0)))
+        sbp.placement('cpu', ranks=[3, 1], axis_names=('data',))
+    """
+    if not is_global(x):
+        raise TypeError(not_global(x, "placement"))
+    mesh = concrete_mesh(x)
+    if mesh is None:
+        raise TypeError(
+            f"The placement of {jax.typeof(x)} is not known while jit traces it: the "
+            "type carries the names of the axes, not the devices. Ask for it outside "
+            "of jit, or pass the placement to the function."
+        )
+    return Placement.from_mesh(mesh)
+
+
+def constrain(x: jax.Array, sbp: SignatureLike) -> jax.Array:
+    """Pins the signature of an activation, in model code that runs on any mesh.
+
+    On a mesh with Explicit axes this is ``to_global``; where the compiler chooses
+    (Auto axes, set with ``jax.set_mesh``) it is a constraint; without a mesh it does
+    nothing, so that the same code runs on one device.
+
+    Args:
+        x: A tensor.
+        sbp: Its signature, best as a mapping from axis name to component.
+
+    Raises:
+        ValueError: If the signature does not fit, or asks an Auto axis for a partial
+            sum.
+
+    Example:
+        >>> import jax.numpy as jnp, sbp
+        >>> constrain(jnp.ones(3), {"tensor": sbp.split(0)}).shape
+        (3,)
+    """
+    sharding = sharding_of(x)
+    if sharding is not None and _all_explicit(sharding.mesh):
+        return to_global(x, sbp=sbp)
+    mesh = mesh_set()
+    if mesh is None:
+        return x
+    names = tuple(
+        name
+        for name, axis_type in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if axis_type == AxisType.Auto
+    )
+    signature = fit(sbp, names, {name: mesh.shape[name] for name in names}, x)
+    if any(isinstance(component, PartialSum) for component in signature):
+        raise ValueError(
+            f"sbp.constrain asks for {short(signature)} on the axes {names}, but they "
+            "are Auto, where the compiler keeps partial sums to itself. Use a split or "
+            "a broadcast, or a mesh with Explicit axes."
+        )
+    return jax.lax.with_sharding_constraint(x, to_partition_spec(signature, names))
+
+
+def _place(
+    x: jax.typing.ArrayLike, placement: Placement | None, sbp: SignatureLike | None
+) -> jax.Array:
+    """Returns a whole value, which is on no mesh, as a global tensor."""
+    if placement is None or sbp is None:
+        missing = " and ".join(
+            name
+            for name, value in (("placement", placement), ("sbp", sbp))
+            if value is None
+        )
+        raise ValueError(
+            f"sbp.to_global got a value that is on no mesh, without {missing}. Such a "
+            "value has neither: give both, as in sbp.to_global(x, placement, "
+            "sbp.split(0))."
+        )
+    names, sizes = placement.axis_names, placement.axis_sizes
+    if is_tracing() or (isinstance(x, jax.Array) and jax.process_count() == 1):
+        x = x if isinstance(x, jax.Array) else jax.numpy.asarray(_as_array(x))
+        signature = fit(sbp, names, sizes, x)
+        tiling = from_signature(signature, names, x.ndim)
+        held = tiling.with_partial(frozenset()).to_spec()
+        y = jax.device_put(x, NamedSharding(placement.mesh, held))
+        return reshard(y, tiling)
+    value = _as_array(x)
+    signature = fit(sbp, names, sizes, value)
+    return assemble(value.shape, value.dtype, placement, signature, value.__getitem__)
+
+
+def _as_array(x: object) -> np.ndarray:
+    array = np.asarray(x)
+    if array.dtype == object or array.dtype.kind in "USMm":
+        raise TypeError(
+            f"sbp.to_global takes arrays of numbers, but got {type(x).__name__}"
+            f" {str(x)[:40]!r}. For a tree of arrays use jax.tree.map."
+        )
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+def _on_explicit_mesh(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Returns ``x`` with its signature in its type; the same shards, not copied."""
+    if _all_explicit(sharding.mesh):
+        return x
+    mesh = concrete_mesh(x)
+    if mesh is None or isinstance(x, jax.core.Tracer):
+        raise ValueError(
+            f"{jax.typeof(x)} is traced on a mesh whose axes are not all Explicit, so "
+            "that its type does not carry a signature. Use sbp.constrain there, or "
+            "placement.mesh, whose axes are Explicit."
+        )
+    explicit = Placement.from_mesh(mesh).mesh
+    shards = [shard.data for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(
+        x.shape, NamedSharding(explicit, sharding.spec), shards, dtype=x.dtype
+    )
+
+
+def _all_explicit(mesh: Mesh | jax.sharding.AbstractMesh) -> bool:
+    return all(axis_type == AxisType.Explicit for axis_type in mesh.axis_types)
+
+
+def _is_on(x: jax.Array, placement: Placement) -> bool:
+    """Returns whether ``x`` is on a placement, as far as can be known."""
+    mesh = concrete_mesh(x)
+    if mesh is not None:
+        return mesh == placement.mesh
     sharding = sharding_of(x)
     assert sharding is not None
-    assert isinstance(sharding.mesh, Mesh)
-    return Placement.from_mesh(sharding.mesh)
+    return axes_of(sharding.mesh) == axes_of(placement.mesh)
+
+
+def _kept_signature(x: jax.Array, placement: Placement) -> Signature:
+    signature = signature_of(x)
+    if len(signature) == len(placement.axis_names):
+        return signature
+    raise ValueError(
+        f"sbp.to_global keeps the signature of the tensor if none is given, but "
+        f"{short(signature)} has {len(signature)} components and the placement has "
+        f"{len(placement.axis_names)} axes {placement.axis_names}. Give a signature: "
+        "sbp=..."
+    )
