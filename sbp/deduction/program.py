@@ -122,7 +122,24 @@ def deduce_program(
         plan = deduce(local, size, given, wanted[number])
         plans.append(plan)
         local = apply_axis(local, plan, size)
-    return _Builder(region, plans, axes).build(tuple(inputs))
+    return build_program(region, axes, plans, tuple(inputs))
+
+
+def build_program(
+    region: Region,
+    axes: Axes,
+    plans: Sequence[AxisPlan],
+    inputs: tuple[Signature, ...],
+) -> Program:
+    """Returns the program that follows a plan for each axis.
+
+    Args:
+        region: The region.
+        axes: Names and sizes of the mesh axes.
+        plans: The decisions, axis by axis.
+        inputs: Signature of each argument.
+    """
+    return _Builder(region, plans, axes).build(inputs)
 
 
 class _Builder:
@@ -189,7 +206,7 @@ class _Builder:
         inputs = _across(
             [[plan.produced[v] for v in body.inputs] for plan in plans], body.inputs
         )
-        return _Builder(body, plans, self.axes).build(inputs)
+        return build_program(body, self.axes, plans, inputs)
 
     def _conversions(
         self, values: Sequence[int], signatures: Sequence[Signature]
