@@ -17,7 +17,7 @@ _PARTIAL = ".partial-"
 
 
 def entry(
-    directory: pathlib.Path, name: str, build: Callable[[pathlib.Path], None]
+    directory: pathlib.Path, name: str, build: Callable[[pathlib.Path], object]
 ) -> pathlib.Path:
     """Returns the path of a cache entry, after building it if it is not there.
 
@@ -55,7 +55,7 @@ def _locked(path: pathlib.Path) -> Iterator[None]:
         yield
 
 
-def _build(path: pathlib.Path, build: Callable[[pathlib.Path], None]) -> None:
+def _build(path: pathlib.Path, build: Callable[[pathlib.Path], object]) -> None:
     for partial in path.parent.glob(f"{_PARTIAL}*"):  # the lock is ours: left behind
         shutil.rmtree(partial)
     partial = pathlib.Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=path.parent))
@@ -63,4 +63,4 @@ def _build(path: pathlib.Path, build: Callable[[pathlib.Path], None]) -> None:
         build(partial / path.name)
         (partial / path.name).rename(path)
     finally:
-        shutil.rmtree(partial)
+        shutil.rmtree(partial, ignore_errors=True)  # what went wrong before matters

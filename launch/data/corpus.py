@@ -22,6 +22,7 @@ JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 # Text without full stops, and books without blank lines, still make samples.
 MAX_SENTENCE_WORDS = 100
 MAX_DOCUMENT_SENTENCES = 1000
+LARGE_FILE = 2**26  # bytes
 
 Document = list[str]
 _Line = tuple[int, str]  # its number, from 1
@@ -42,7 +43,7 @@ class Corpus:
     Attributes:
         name: For people.
         files: In the order in which they are read.
-        fingerprint: Digest of the contents; equal corpora have equal ones.
+        fingerprint: Digest of the contents and of this module.
     """
 
     name: str
@@ -75,22 +76,26 @@ def open_corpus(files: Sequence[str], cache_dir: pathlib.Path) -> Corpus:
     Args:
         files: Paths, or patterns such as ``wiki/*.jsonl.gz``, whose files are sorted.
             None: the embedded corpus, `launch.data.python_docs`.
-        cache_dir: Where the text of the embedded corpus is kept.
+        cache_dir: Where the text of the embedded corpus is kept, and the digests of
+            large files.
 
     Raises:
         FileNotFoundError: If files are missing: all of them are named.
-        ValueError: If files are empty, or folders: all of them are named.
+        ValueError: If files are empty, or folders: all of them are named. If one cannot
+            be read, or the cache not written.
     """
     if not files:
         path = cache.entry(cache_dir, python_docs.cache_name(), python_docs.write)
         return Corpus(
             name="the documentation of Python",
             files=(path,),
-            fingerprint=_fingerprint([path]),
+            fingerprint=_fingerprint([path], cache_dir),
         )
     paths = _expand(files)
     name = paths[0].name if len(paths) == 1 else f"{len(paths)} files"
-    return Corpus(name=name, files=tuple(paths), fingerprint=_fingerprint(paths))
+    return Corpus(
+        name=name, files=tuple(paths), fingerprint=_fingerprint(paths, cache_dir)
+    )
 
 
 def split_sentences(text: str) -> list[str]:
@@ -150,13 +155,33 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
-def _fingerprint(paths: Sequence[pathlib.Path]) -> str:
-    digest = hashlib.sha256()
+def _fingerprint(paths: Sequence[pathlib.Path], cache_dir: pathlib.Path) -> str:
+    digest = hashlib.sha256(pathlib.Path(__file__).read_bytes())
     for path in paths:
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{_is_json(path)} {content}\n".encode())
+        digest.update(f"{_is_json(path)} {_digest(path, cache_dir)}\n".encode())
     return digest.hexdigest()
+
+
+def _digest(path: pathlib.Path, cache_dir: pathlib.Path) -> str:
+    """Returns a digest of the content; that of a large file is kept with its times."""
+    stat = path.stat()
+    if stat.st_size < LARGE_FILE:
+        return _hash(path)
+    times = f"{stat.st_mtime_ns} {stat.st_ctime_ns}"
+    identity = f"{path.resolve()} {stat.st_ino} {stat.st_size} {times}"
+    name = f"digest-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    entry = cache.entry(cache_dir, name, lambda entry: entry.write_text(_hash(path)))
+    return entry.read_text()
+
+
+def _hash(path: pathlib.Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ValueError(
+            f"Data file '{path}' cannot be read: {error.strerror}."
+        ) from error
 
 
 def _is_json(path: pathlib.Path) -> bool:

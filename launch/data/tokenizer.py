@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from launch.data import cache
 from launch.data.corpus import Corpus
@@ -67,9 +67,7 @@ def train(
     key = hashlib.sha256(pathlib.Path(__file__).read_bytes())
     key.update(f"{tokenizers.__version__} {corpus.fingerprint}".encode())
     name = f"wordpiece-{vocab_size}-{key.hexdigest()[:16]}.json"
-    path = cache.entry(
-        cache_dir, name, lambda path: _train(corpus, vocab_size).save(str(path))
-    )
+    path = cache.entry(cache_dir, name, lambda path: _write(path, corpus, vocab_size))
     return tokenizers.Tokenizer.from_file(str(path))
 
 
@@ -183,8 +181,14 @@ def _wordpiece(ids: dict[str, int], *, lowercase: bool) -> tokenizers.Tokenizer:
     )
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
     tokenizer.add_special_tokens([token for token in SPECIAL_TOKENS if token in ids])
     return tokenizer
+
+
+def _write(path: pathlib.Path, corpus: Corpus, vocab_size: int) -> None:
+    # Not by `Tokenizer.save`: a full disk is to be an OSError.
+    path.write_text(_train(corpus, vocab_size).to_str(pretty=True), encoding="utf-8")
 
 
 def _train(corpus: Corpus, vocab_size: int) -> tokenizers.Tokenizer:

@@ -1,4 +1,5 @@
 import concurrent.futures
+import errno
 import multiprocessing
 import os
 import pathlib
@@ -66,6 +67,14 @@ def test_unwritable_cache_names_the_folder_and_the_remedy(tmp_path):
 
     assert str(tmp_path / "file" / "cache") in str(error.value)
     assert "Set data.cache_dir" in str(error.value)
+
+
+def test_full_disk_is_an_error_that_says_so(tmp_path):
+    def build(path):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with pytest.raises(ValueError, match="cannot be written: No space left on device"):
+        cache.entry(tmp_path, "entry", build)
 
 
 def _write_and_die(path):

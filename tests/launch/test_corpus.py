@@ -106,6 +106,22 @@ def test_fingerprint_is_that_of_the_content(tmp_path):
     assert one != other
 
 
+def test_large_files_are_hashed_once_unless_they_change(tmp_path, monkeypatch):
+    path = write(tmp_path, "a.txt", STORY)
+    small = corpus.open_corpus([str(path)], tmp_path / "cache").fingerprint
+    monkeypatch.setattr(corpus, "LARGE_FILE", 0)
+    hashed = []
+    real_hash = corpus._hash
+    monkeypatch.setattr(corpus, "_hash", lambda p: hashed.append(p) or real_hash(p))
+
+    one, again = (corpus.open_corpus([str(path)], tmp_path / "cache") for _ in "ab")
+    path.write_text(STORY.replace("rains", "pours"))
+    changed = corpus.open_corpus([str(path)], tmp_path / "cache")
+
+    assert one.fingerprint == again.fingerprint == small != changed.fingerprint
+    assert len(hashed) == 2
+
+
 def test_all_missing_files_are_named(tmp_path):
     write(tmp_path, "there.txt", STORY)
 

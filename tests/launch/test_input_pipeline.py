@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -257,15 +258,22 @@ def test_a_second_start_reads_no_text(data, monkeypatch):
     assert build(data).fingerprint == fingerprint
 
 
-def test_embedded_corpus_trains_its_own_tokenizer(tmp_path):
-    pipeline = build(DataConfig(cache_dir=str(tmp_path)), vocab_size=2048)
-    batch = take(pipeline.train_batches(), 4)
-    words = pipeline.tokenizer.decode(batch["tokens"].ravel().tolist())
+def test_page_about_data_tells_how_to_look_at_samples(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))  # an empty cache
+    page = pathlib.Path(__file__).parents[2] / "docs" / "data.md"
+    code = page.read_text().split("```python\n")[1].split("```")[0]
 
-    assert pipeline.train.vocabulary.size == 2048
-    assert pipeline.num_train_samples > 2000
-    assert pipeline.num_validation_samples > 20
-    assert {"the", "function", "return", "object"} <= set(words.split())
+    names = {}
+    exec(code, names)
+
+    summary, sample, speed = capsys.readouterr().out.splitlines()
+    assert summary.startswith("the documentation of Python: ")
+    assert sample.startswith("[CLS] ")
+    assert int(speed.removesuffix(" samples a second")) > 0
+    assert names["pipeline"].train.vocabulary.size == 8192
+    assert names["pipeline"].num_train_samples > 2000
+    assert names["pipeline"].num_validation_samples > 20
+    assert (tmp_path / ".cache" / "sbp-jax").is_dir()
 
 
 def test_abandoned_iterators_do_not_keep_the_process_alive(data, tmp_path):

@@ -66,6 +66,12 @@ def test_pieces_after_the_first_are_continuations(trained):
     assert 0 < is_continuation[ids].sum() == len(ids) - 3
 
 
+def test_decoding_joins_the_pieces(trained):
+    _, tokens = trained
+
+    assert tokens.decode(tokens.encode("Bacadafa gaha.").ids) == "bacadafa gaha."
+
+
 def test_trained_tokenizer_is_kept_by_corpus_and_size(trained, tmp_path):
     _, _ = trained
     one, other = (make_corpus(tmp_path, t, t[0]) for t in ("Yes it is.", "No it is."))
