@@ -57,7 +57,7 @@ class StageVocabulary(nnx.Module):
         highest_BN = self.region.pmax(highest_BN, "stage")
         shifted_BNV = logits_BNV - highest_BN[..., None]
         tokens_V = first + jnp.arange(logits_BNV.shape[-1])
-        is_target_BNV = tokens_V == targets_BN[..., None]
+        is_target_BNV = tokens_V[None, None] == targets_BN[..., None]
         own = jnp.stack(
             [
                 jnp.exp(shifted_BNV).sum(-1),
