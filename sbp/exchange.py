@@ -150,29 +150,38 @@ def _assign(
             wanted[addend, piece].append(members)
     order = {position: i for i, position in enumerate(source.positions)}
     sent: collections.Counter[int] = collections.Counter()
+    received: collections.Counter[int] = collections.Counter()
     assigned = []
     for key, groups in wanted.items():
         held_by = holders[key]
-        index = _choose_member(groups, held_by, order[held_by[0]])
+        index = _choose_member(groups, held_by, order[held_by[0]], received)
         for members in groups:
             receiver = sender = members[index]
             if receiver not in held_by:
                 sender = min(held_by, key=lambda position: sent[position])
                 sent[sender] += 1
+                received[receiver] += 1
             assigned.append((receiver, key[1], sender))
     return assigned
 
 
-def _choose_member(groups: list[list[int]], held_by: list[int], order: int) -> int:
+def _choose_member(
+    groups: list[list[int]],
+    held_by: list[int],
+    turn: int,
+    received: collections.Counter[int],
+) -> int:
     """Returns which member of each group holds a piece: the same in all replicas.
 
-    The one that already has it in most groups; if none has, they take turns.
+    The one that already has it in most groups; if none has, the one that has received
+    least, and among equals they take turns.
     """
-    num_members = len(groups[0])
-    if num_members == 1:
-        return 0
-    have = [sum(group[i] in held_by for group in groups) for i in range(num_members)]
-    return have.index(max(have)) if any(have) else order % num_members
+    indices = range(len(groups[0]))
+    have = [sum(group[i] in held_by for group in groups) for i in indices]
+    if any(have):
+        return have.index(max(have))
+    first = groups[0]
+    return min(indices, key=lambda i: (received[first[i]], (i - turn) % len(first)))
 
 
 def _groups(target: Side, shared: frozenset[str]) -> list[tuple[int, list[int]]]:
