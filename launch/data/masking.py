@@ -74,7 +74,7 @@ def choose(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Words:
-    """The words of each sample in random order; beyond its last none is wanted.
+    """The words of each sample in random order, then tokens that change nothing.
 
     Attributes:
         starts: ``(W, B)``, position of the first token.
@@ -118,7 +118,6 @@ class _Words:
             draws.mix(np.take_along_axis(bits_BL, starts_BW, axis=1))
         )
         wanted_BW = 1 + np.searchsorted(lengths[:-1] / lengths[-1], units_BW, "right")
-        wanted_BW *= np.take_along_axis(is_start_BL, starts_BW, axis=1)
         return cls(
             starts=np.ascontiguousarray(starts_BW.T),
             wanted=np.ascontiguousarray(wanted_BW.T),

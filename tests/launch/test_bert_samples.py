@@ -254,6 +254,16 @@ def test_words_are_masked_whole(store, name):
     np.testing.assert_array_equal(masked[:, 1:][inside], masked[:, :-1][inside])
 
 
+def test_pieces_that_begin_a_segment_are_masked_too(store):
+    samples = make_samples(store)
+    batch = make_batch(samples)
+    masked, tokens = is_masked(batch), restored(batch)
+    continues = samples.vocabulary.is_continuation[tokens] & (tokens >= FIRST_ID)
+    begins = continues[:, 1:] & np.isin(tokens[:, :-1], [CLS, SEP])
+
+    assert masked[:, 1:][begins].mean() == pytest.approx(0.15, abs=0.03)
+
+
 def test_pieces_are_masked_on_their_own_with_masking_token(store):
     samples = make_samples(store, masking="token")
     batch = make_batch(samples)

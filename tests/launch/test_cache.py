@@ -24,6 +24,18 @@ def test_entry_is_built_once(tmp_path):
     assert paths[0].read_text() == "content"
 
 
+def test_entry_appears_as_a_whole(tmp_path):
+    inodes = []
+
+    def build(path):
+        path.write_text("content")
+        inodes.append(path.stat().st_ino)
+        assert not (tmp_path / "entry").exists()
+
+    # A file that is renamed has all of its content from the first moment.
+    assert cache.entry(tmp_path, "entry", build).stat().st_ino == inodes[0]
+
+
 def test_a_build_that_fails_leaves_nothing(tmp_path):
     def build(path):
         path.mkdir()
