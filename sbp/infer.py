@@ -207,7 +207,7 @@ def jit(
         >>> x = sbp.to_global(jnp.ones((4, 8)), p, sbp.broadcast)
         >>> w = sbp.to_global(jnp.ones((8, 6)), p, sbp.split(1))
         >>> y = sbp.jit(lambda x, w: jnp.tanh(x @ w))(x, w)
-        >>> jax.typeof(y)
+        >>> print(jax.typeof(y))
         float32[4,6@tensor]
     """
     return Jitted(

@@ -66,7 +66,7 @@ def matmul(x: Operand, y: Operand) -> jax.Array:
         >>> p = sbp.placement("cpu", [[0, 1], [2, 3]], ("data", "tensor"))
         >>> x = sbp.to_global(jnp.ones((4, 8)), p, (sbp.split(0), sbp.split(1)))
         >>> w = sbp.to_global(jnp.ones((8, 6)), p, (sbp.broadcast, sbp.split(0)))
-        >>> jax.typeof(matmul(x, w))
+        >>> print(jax.typeof(matmul(x, w)))
         float32[4@data,6]{U:tensor}
     """
     return _apply(jnp.matmul, x, y)
@@ -79,7 +79,7 @@ def einsum(subscripts: str, *operands: Operand) -> jax.Array:
         >>> import sbp
         >>> p = sbp.placement("cpu", [0, 1], ("tensor",))
         >>> q = sbp.to_global(jnp.ones((2, 5, 4, 8)), p, sbp.split(2))
-        >>> jax.typeof(einsum("bqhk,bthk->bhqt", q, q))
+        >>> print(jax.typeof(einsum("bqhk,bthk->bhqt", q, q)))
         float32[2,4@tensor,5,5]
     """
     return _apply(_einsum, *operands, subscripts=subscripts)
@@ -174,7 +174,7 @@ def embedding(table: Operand, indices: Operand) -> jax.Array:
         >>> import sbp
         >>> p = sbp.placement("cpu", [0, 1], ("tensor",))
         >>> table = sbp.to_global(jnp.ones((8, 4)), p, sbp.split(0))
-        >>> jax.typeof(embedding(table, jnp.array([1, 7, 3])))
+        >>> print(jax.typeof(embedding(table, jnp.array([1, 7, 3]))))
         float32[3,4]{U:tensor}
     """
     return _apply(jnp.take, table, indices, axis=0)

@@ -117,14 +117,8 @@ def _named_sharding(leaf: Any) -> NamedSharding | None:
         return None
     if all(kind == AxisType.Explicit for kind in sharding.mesh.axis_types):
         return sharding
-    if isinstance(leaf, jax.core.Tracer):
-        raise ValueError(
-            f"A traced argument is on a mesh with axes {sharding.mesh.axis_names} of "
-            f"types {sharding.mesh.axis_types}, but its signature is only known where "
-            "all axes are Explicit. Use the mesh of a placement: "
-            "sbp.placement(...).mesh."
-        )
-    assert isinstance(sharding.mesh, Mesh)
+    if not isinstance(sharding.mesh, Mesh):
+        return None  # the compiler chooses here, so that nothing is deduced
     mesh = Placement.from_mesh(sharding.mesh).mesh
     return NamedSharding(mesh, sharding.spec)
 

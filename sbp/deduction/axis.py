@@ -19,10 +19,11 @@ afterwards, by a minimum cut (`sbp.deduction.cut`).
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from sbp import cost
 from sbp.deduction import control_flow, cut
-from sbp.deduction.region import BARRIER, Region, Value
+from sbp.deduction.region import BARRIER, CONSTRAINT, Operation, Region, Value
 from sbp.rules import admissible_rules
 from sbp.rules.form import Rule, RuleSet, Shape, Use
 from sbp.signature import Broadcast, Component, PartialSum, Split, broadcast
@@ -36,6 +37,13 @@ class AddUp(enum.Enum):
 
 ADD_UP = AddUp.ADD_UP
 Wanted = Sequence[Component | AddUp | None]
+
+
+class MeshAxis(NamedTuple):
+    """A mesh axis, and the number of devices along it."""
+
+    name: str
+    size: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -84,24 +92,24 @@ class AxisPlan:
 
 
 def deduce(
-    local: LocalRegion, num_shards: int, inputs: Sequence[Component], wanted: Wanted
+    local: LocalRegion, axis: MeshAxis, inputs: Sequence[Component], wanted: Wanted
 ) -> AxisPlan:
     """Decides one axis.
 
     Args:
         local: The region, cut by the axes before.
-        num_shards: Devices along the axis.
+        axis: The axis.
         inputs: Component of each argument.
         wanted: Component that each result must get. None leaves it as it comes,
             ``ADD_UP`` leaves splits as they come.
     """
-    rule_sets = [admissible_rules(use, num_shards) for use in local.uses]
-    late = _Walk(local, num_shards, rule_sets, {})
+    rule_sets = [admissible_rules(use, axis.size) for use in local.uses]
+    late = _Walk(local, axis, rule_sets, {})
     plan = late.run(inputs, wanted)
     early = cut.places_to_add_up(late.sums)
     if not early:
         return plan
-    again = _Walk(local, num_shards, rule_sets, early).run(inputs, wanted)
+    again = _Walk(local, axis, rule_sets, early).run(inputs, wanted)
     return min(plan, again, key=lambda p: p.cost)
 
 
@@ -168,12 +176,13 @@ class _Walk:
     def __init__(
         self,
         local: LocalRegion,
-        num_shards: int,
+        axis: MeshAxis,
         rule_sets: Sequence[RuleSet],
         early: Mapping[int, Component],
     ) -> None:
         self.local = local
-        self.num_shards = num_shards
+        self.axis = axis
+        self.num_shards = axis.size
         self.rule_sets = rule_sets
         self.early = early
         self.versions: list[list[Component]] = [[] for _ in local.values]
@@ -213,10 +222,13 @@ class _Walk:
         plans: tuple[AxisPlan, ...] = ()
         if operation.name == BARRIER:
             rule = Rule(given, given)
+        elif operation.name == CONSTRAINT:
+            pinned = (_pinned(operation, self.axis.name),)
+            rule = Rule(pinned, pinned)
         elif operation.regions:
             bodies, shapes = self.local.bodies[index], self.local.uses[index].shapes
             rule, plans, body_cost = control_flow.decide(
-                operation, bodies, shapes, given, self.num_shards, deduce
+                operation, bodies, shapes, given, self.axis, deduce
             )
             self.cost += body_cost
         else:
@@ -329,6 +341,14 @@ class _Walk:
     def _transition(self, value: int, source: Component, target: Component) -> int:
         num_bytes = self.local.values[value].num_bytes
         return transition_cost(source, target, num_bytes, self.num_shards)
+
+
+def _pinned(operation: Operation, name: str) -> Component:
+    """The component on an axis that a sharding constraint asks for."""
+    for dim, entry in enumerate(operation.params["sharding"].spec):
+        if entry == name or (isinstance(entry, tuple) and name in entry):
+            return Split(dim)
+    return broadcast
 
 
 def _may_sum(rule: Rule, given: Sequence[Component], have: Component) -> bool:

@@ -49,11 +49,12 @@ def compile_program(
         mesh: The mesh that they are on.
         wants: What the results must be.
     """
-    region, shapes = trace(function, *(type_.to_struct() for type_ in types))
-    names = tuple(mesh.axis_names)
+    names, axes = tuple(mesh.axis_names), tuple(mesh.shape.items())
+    structs = [type_.to_struct() for type_ in types]
+    region, shapes = trace(function, *structs, axes=axes)
     program = deduce_program(
         region,
-        axes=tuple(mesh.shape.items()),
+        axes=axes,
         inputs=[type_.signature for type_ in types],
         wanted=wants(shapes, names),
     )

@@ -9,11 +9,11 @@ from sbp.rules.form import Rule, Shape
 from sbp.signature import Component, PartialSum, Split, broadcast, partial_sum
 
 if TYPE_CHECKING:
-    from sbp.deduction.axis import AxisPlan, LocalRegion
+    from sbp.deduction.axis import AxisPlan, LocalRegion, MeshAxis
 
 Components = tuple[Component, ...]
 Wanted = Sequence[Component | None]
-Deduce = Callable[["LocalRegion", int, Sequence[Component], Wanted], "AxisPlan"]
+Deduce = Callable[["LocalRegion", "MeshAxis", Sequence[Component], Wanted], "AxisPlan"]
 Decision = tuple[Rule, tuple["AxisPlan", ...], int]
 
 # A carry that has not settled after so many rounds is broadcast.
@@ -25,7 +25,7 @@ def decide(
     bodies: Sequence["LocalRegion"],
     shapes: Sequence[Shape],
     given: Components,
-    num_shards: int,
+    axis: "MeshAxis",
     deduce: Deduce,
 ) -> Decision:
     """Returns the rule of a loop or condition, the plans of its bodies, their cost.
@@ -35,16 +35,16 @@ def decide(
         bodies: Its bodies or branches.
         shapes: Shapes of the operands, cut by the axes decided before.
         given: Component of each operand.
-        num_shards: Devices along the axis.
+        axis: The axis.
         deduce: Decides a body.
     """
 
     def run(body: "LocalRegion", inputs: Components, wanted: Wanted) -> "AxisPlan":
-        return deduce(body, num_shards, inputs, wanted)
+        return deduce(body, axis, inputs, wanted)
 
     match operation.name:
         case "scan":
-            scanned = tuple(map(_scanned, given, shapes, [num_shards] * len(given)))
+            scanned = tuple(map(_scanned, given, shapes, [axis.size] * len(given)))
             return _decide_scan(operation, bodies[0], given, scanned, run)
         case "while":
             return _decide_while(operation, bodies, given, run)

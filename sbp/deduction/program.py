@@ -5,12 +5,20 @@ shown is what runs.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
 from sbp import boxing, cost
-from sbp.deduction.axis import AxisPlan, LocalRegion, Wanted, apply_axis, deduce
-from sbp.deduction.region import BARRIER, Operation, Region, Value
+from sbp.deduction.axis import (
+    AxisPlan,
+    LocalRegion,
+    MeshAxis,
+    Wanted,
+    apply_axis,
+    deduce,
+)
+from sbp.deduction.region import BARRIER, CONSTRAINT, Operation, Region, Value
 from sbp.rules import has_form
 from sbp.rules.form import Shape
 from sbp.signature import Signature, broadcast
@@ -77,7 +85,7 @@ class Instruction:
         """Whether it is computed everywhere because the table has no row for it."""
         operation = self.operation
         is_known = has_form(operation.name) or operation.regions
-        return not is_known and operation.name != BARRIER
+        return not is_known and operation.name not in (BARRIER, CONSTRAINT)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -117,11 +125,11 @@ def deduce_program(
     """
     local = LocalRegion.whole(region)
     plans = []
-    for number, (_, size) in enumerate(axes):
+    for number, axis in enumerate(itertools.starmap(MeshAxis, axes)):
         given = [signature[number] for signature in inputs]
-        plan = deduce(local, size, given, wanted[number])
+        plan = deduce(local, axis, given, wanted[number])
         plans.append(plan)
-        local = apply_axis(local, plan, size)
+        local = apply_axis(local, plan, axis.size)
     return build_program(region, axes, plans, tuple(inputs))
 
 

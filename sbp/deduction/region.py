@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core
+from jax.sharding import AbstractMesh, AxisType
 
 from sbp._compat import no_mesh_set
 from sbp.rules.form import Shape, Use
@@ -37,6 +38,7 @@ BODIES = {
 }
 
 BARRIER = "optimization_barrier"
+CONSTRAINT = "sharding_constraint"
 
 # Results are the operands themselves.
 ALIASES = ("device_put", "name", "stop_gradient")
@@ -210,13 +212,19 @@ class _Builder:
         operation = Operation(
             name=name,
             primitive=primitive,
-            params=params,
+            params=params if name == CONSTRAINT else _without_shardings(params),
             inputs=tuple(operands),
             outputs=tuple(results),
             regions=tuple(to_region(body) for body in flat),
             source_info=source_info,
         )
         self.operations.append(operation)
+
+
+def _without_shardings(params: Mapping[str, Any]) -> dict[str, Any]:
+    """What a function of plain arrays says of shardings is about no mesh axis."""
+    unset = dict.fromkeys(("sharding", "out_sharding") & params.keys())
+    return {**params, **unset}
 
 
 def _to_use(operation: Operation, values: Sequence[Value]) -> Use:
@@ -244,14 +252,26 @@ def _is_hashable(value: Any) -> bool:
     return True
 
 
-def trace(function: Callable[..., Any], *arguments: Any) -> tuple[Region, Any]:
+def trace(
+    function: Callable[..., Any],
+    *arguments: Any,
+    axes: Sequence[tuple[str, int]] = (),
+) -> tuple[Region, Any]:
     """Returns the region of a function of plain arrays, and its results' shapes.
+
+    Args:
+        function: The function.
+        *arguments: What it takes, or their shapes.
+        axes: Names and sizes of the mesh axes that ``sbp.constrain`` may name.
 
     Raises:
         ValueError: If the function closes over a global tensor.
     """
     # A mesh that the caller has set is none of the plain function's business.
-    with no_mesh_set():
+    names, sizes = tuple(name for name, _ in axes), tuple(size for _, size in axes)
+    kinds = (AxisType.Auto,) * len(axes)
+    mesh = AbstractMesh(sizes, names, axis_types=kinds)
+    with no_mesh_set(), jax.sharding.use_abstract_mesh(mesh):
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     for constant in closed.consts:
         if isinstance(constant, jax.Array) and not constant.is_fully_replicated:
