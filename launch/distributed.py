@@ -32,7 +32,7 @@ def count_devices() -> DeviceCount:
     os.environ["XLA_FLAGS"] = " ".join([flags, *missing]).strip()
     is_count_given = (
         "xla_force_host_platform_device_count" in flags
-        or jax.config.jax_num_cpu_devices > 0
+        or jax.config.jax_num_cpu_devices > 0  # type: ignore[attr-defined]  # JAX sets it at run time
         or jax.distributed.is_initialized()
     )
     if not _has_gpu() and not is_count_given:
@@ -74,7 +74,7 @@ def process_rows(mesh: Mesh, global_batch_size: int) -> slice:
     sharding = NamedSharding(mesh, P("data"))
     shape = (global_batch_size,)
     held = sharding.addressable_devices_indices_map(shape).values()
-    rows = [index[0].indices(global_batch_size)[:2] for index in held]
+    rows = [index[0].indices(global_batch_size)[:2] for index in held if index]
     return slice(min(start for start, _ in rows), max(stop for _, stop in rows))
 
 

@@ -9,7 +9,7 @@ reading with several processes rest on.
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import grain
@@ -125,7 +125,7 @@ class InputPipeline:
     rows: np.ndarray
     num_workers: int
 
-    def train_batches(self, start_step: int = 0) -> Iterator[Batch]:
+    def train_batches(self, start_step: int = 0) -> Generator[Batch, None, None]:
         """Yields this process's rows of the batches from ``start_step`` on, forever.
 
         What runs in the background stops with the ``close()`` of the iterator.
@@ -231,7 +231,9 @@ class _ValidationBatch:
         return batch
 
 
-def _iterate(batches: grain.MapDataset[Batch], *, num_workers: int) -> Iterator[Batch]:
+def _iterate(
+    batches: grain.MapDataset[Batch], *, num_workers: int
+) -> Generator[Batch, None, None]:
     """Yields the batches in order, while the next ones are being made."""
     dataset = batches.to_iter_dataset(
         grain.ReadOptions(num_threads=_NUM_THREADS, prefetch_buffer_size=_NUM_READY)

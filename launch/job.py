@@ -1,6 +1,8 @@
 """Everything that a run is made of, built from its config."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,18 +11,28 @@ from jax.sharding import PartitionSpec as P
 
 from launch import (
     distributed,
+    flops,
     input_pipeline,
     optimizer,
     pipelines,
+    resolve,
     state,
     step,
     vocabulary,
 )
+from launch.checkpoint import Checkpointer
+from launch.hardware import Peak
+from launch.metrics import StepCost
 from launch.run_config import RunConfig
+from launch.saved_form import SavedForm
 from models import MODELS, stacked
 from models.sharding import without_axis
 from models.stacked import Batch
 from sbp.pipeline.region import ManualRegion
+
+
+class DataError(Exception):
+    """The data of a run cannot be used; the message says why and what to do."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +54,7 @@ class Job:
     @property
     def num_params(self) -> int:
         """Parameters of the model, padding of the vocabulary included."""
-        shapes = jax.tree.leaves(self.abstract_state.params)
+        shapes = jax.tree.leaves(self.saved_form.abstract_saved.params)
         return sum(int(np.prod(leaf.shape)) for leaf in shapes)
 
     @property
@@ -50,6 +62,15 @@ class Job:
         """Shapes, dtypes and shardings of the train state."""
         return state.abstract_state(
             self.steps.model, self.steps.optimizer, self.steps.shardings
+        )
+
+    @property
+    def saved_form(self) -> SavedForm:
+        """How the state is saved."""
+        return SavedForm(
+            abstract=self.abstract_state,
+            layer_order=self.steps.model.layer_order,
+            num_layers=self.config.model.num_layers,
         )
 
     @property
@@ -71,6 +92,33 @@ class Job:
             shardings=self.steps.shardings,
         )
 
+    def restore(self, checkpointer: Checkpointer) -> state.TrainState:
+        """Returns the state of the newest checkpoint, which any layout may have saved.
+
+        Raises:
+            CheckpointError: If it cannot be read, or is of another model or optimizer.
+        """
+        form = self.saved_form
+        return form.from_saved(checkpointer.restore(form.abstract_saved))
+
+    def extra(self, step: int) -> dict[str, Any]:
+        """Returns what a checkpoint holds besides the state."""
+        num_samples = step * self.config.train.global_batch_size
+        return {"config": resolve.to_values(self.config), "num_samples": num_samples}
+
+    def changes_since(self, extra: Mapping[str, Any]) -> list[str]:
+        """Returns the fields whose values are others than in a checkpoint.
+
+        Those of ``dist`` are left out: the layout makes no difference.
+        """
+        saved, now = extra["config"], resolve.to_values(self.config)
+        return [
+            f"{section}.{field}: {saved[section].get(field)} -> {value}"
+            for section, fields in now.items()
+            for field, value in fields.items()
+            if section != "dist" and saved[section].get(field) != value
+        ]
+
     def to_device(self, batch: dict[str, np.ndarray]) -> Batch:
         """Returns a global batch, of which this process gives its rows."""
         size = self.config.train.global_batch_size
@@ -80,6 +128,33 @@ class Job:
             )
             for name, rows in batch.items()
         }
+
+    def compile_train_step(self) -> Any:
+        """Returns the compiled training step; nothing runs."""
+        program: Any = step.build_train_step(self.steps)
+        return program.lower(self.abstract_state, self.abstract_batch).compile()
+
+    def compile_eval_step(self) -> Any:
+        """Returns the compiled evaluation step; nothing runs."""
+        program: Any = step.build_eval_step(self.steps)
+        params = self.abstract_state.params
+        return program.lower(params, self.abstract_batch).compile()
+
+    def cost(self, peak: Peak) -> StepCost:
+        """Returns what a step handles, for its rates relative to ``peak``."""
+        config = self.config
+        size, length = config.train.global_batch_size, config.data.seq_length
+        return StepCost(
+            num_samples=size,
+            num_tokens=size * length,
+            model_flops=flops.bert_train_flops(
+                config.model,
+                seq_length=length,
+                num_predicted=self.data.batch_shapes["positions"].shape[1],
+                num_samples=size,
+            ),
+            peak=peak,
+        )
 
     @property
     def _batch_sharding(self) -> NamedSharding:
@@ -94,17 +169,20 @@ def build(config: RunConfig, mesh: Mesh) -> Job:
         mesh: Its devices, from `distributed.create_mesh`.
 
     Raises:
-        ValueError: If the data cannot be used; see `input_pipeline.build`.
+        DataError: If the data cannot be used; see `input_pipeline.build`.
         OSError: If it cannot be read.
     """
     size = config.train.global_batch_size
-    data = input_pipeline.build(
-        config.data,
-        vocab_size=config.model.vocab_size,
-        seed=config.train.seed,
-        global_batch_size=size,
-        rows=distributed.process_rows(mesh, size),
-    )
+    try:
+        data = input_pipeline.build(
+            config.data,
+            vocab_size=config.model.vocab_size,
+            seed=config.train.seed,
+            global_batch_size=size,
+            rows=distributed.process_rows(mesh, size),
+        )
+    except ValueError as error:
+        raise DataError(str(error)) from error
     return Job(config=config, mesh=mesh, data=data, steps=build_steps(config, mesh))
 
 

@@ -28,7 +28,7 @@ def assign(dist: DistConfig, model: BertConfig) -> pipeline.StageAssignment:
     layers = dist.pipeline_stage_layers
     if layers == "libai":
         return pipeline.assign_libai(model.num_layers, stages)
-    if layers is not None:
+    if isinstance(layers, tuple):
         return pipeline.assign_layers(
             layers, num_layers=model.num_layers, num_stages=stages, num_chunks=chunks
         )

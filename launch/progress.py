@@ -45,7 +45,7 @@ class Progress:
         self._num_steps = num_steps
         self._step = 0
         self._step_seconds: float | None = None
-        self._metrics = Text("compiling ...", style="dim")
+        self._metrics = Text("first step ...", style="dim")
         self._console = console or Console()
         self._is_shown = is_shown
         self._live: Live | None = None

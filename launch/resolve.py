@@ -134,13 +134,41 @@ def resolve(
     return dataclasses.replace(config, dist=dist)
 
 
+def shorten(config: RunConfig) -> RunConfig:
+    """Returns the config of a fast development run.
+
+    Two steps of one sample per microbatch, every one logged, and one batch of
+    evaluation at the end.
+    """
+    ranks, parts = config.dist.data_parallel_size, config.train.num_microbatches
+    train = dataclasses.replace(
+        config.train, num_steps=2, global_batch_size=ranks * parts, log_every=1
+    )
+    optim = dataclasses.replace(config.optim, warmup_steps=0)
+    evaluation = run_config.EvalConfig(every_steps=None, num_batches=1)
+    checkpoint = dataclasses.replace(config.checkpoint, every_steps=None)
+    return dataclasses.replace(
+        config, train=train, optim=optim, eval=evaluation, checkpoint=checkpoint
+    )
+
+
+def to_values(config: RunConfig) -> Values:
+    """Returns the sections as plain dicts, such as YAML and JSON can hold."""
+    sections = {
+        "model": {"name": config.model_name, **dataclasses.asdict(config.model)},
+        "data": dataclasses.asdict(config.data),
+        "optim": dataclasses.asdict(config.optim),
+        "train": dataclasses.asdict(config.train),
+        "dist": dataclasses.asdict(config.dist),
+        "eval": dataclasses.asdict(config.eval),
+        "checkpoint": dataclasses.asdict(config.checkpoint),
+    }
+    return _plain(sections)
+
+
 def to_yaml(config: RunConfig) -> str:
     """Returns the config as the text of a file that `load` reads back."""
-    values = {
-        "model": {"name": config.model_name, **dataclasses.asdict(config.model)},
-        **{name: dataclasses.asdict(getattr(config, name)) for name in SECTIONS},
-    }
-    return yaml.safe_dump(_plain(values), sort_keys=False)
+    return yaml.safe_dump(to_values(config), sort_keys=False)
 
 
 def _derive_data_parallel_size(

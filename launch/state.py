@@ -25,7 +25,7 @@ class TrainState:
         opt_state: State of the optimizer.
     """
 
-    step: jax.Array
+    step: Any
     params: Params
     opt_state: Any
 

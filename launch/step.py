@@ -6,7 +6,7 @@ own, and they are reduced over ``data`` once, after the loop.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -96,7 +96,7 @@ def build_train_step(config: StepConfig) -> TrainStep:
         )
         params = optax.apply_updates(state.params, updates)
         metrics |= {
-            "loss": _objective(metrics),
+            "loss": objective(metrics),
             "grad_norm": optax.tree.norm(grads),
             "learning_rate": jnp.asarray(config.learning_rate(state.step)),
         }
@@ -144,13 +144,18 @@ def split_blocks(params: Params) -> tuple[Params, Params]:
     return params["blocks"], outer
 
 
+def objective(means: Mapping[str, Any]) -> Any:
+    """Returns the training loss: the sum of the losses among the means."""
+    return sum(value for name, value in means.items() if name.endswith("_loss"))
+
+
 def _parts(config: StepConfig, counts: Metrics) -> Parts:
     """Returns the model as functions of a microbatch ``(batch, keys_B)``."""
     model = config.model
 
     def losses(outer: Params, x: jax.Array, microbatch: Any) -> tuple[Any, Metrics]:
         sums = model.losses(outer, x, microbatch[0])
-        return _objective({name: sums[name] / counts[name] for name in sums}), sums
+        return objective({name: sums[name] / counts[name] for name in sums}), sums
 
     return Parts(
         embed=lambda outer, microbatch: model.embed(outer, *microbatch),
@@ -173,12 +178,13 @@ def _reduce_gradients(region: ManualRegion, specs: Params, grads: Params) -> Par
     def is_cut(spec: P) -> bool:
         return any("stage" in (e if isinstance(e, tuple) else (e,)) for e in spec)
 
-    leaves, treedef = jax.tree.flatten(grads)
-    cut = [is_cut(spec) for spec in treedef.flatten_up_to(specs)]
+    leaves, structure = jax.tree.flatten(grads)
+    cut = [is_cut(spec) for spec in jax.tree.leaves(specs)]
+    # One sum of all, rather than one for each.
     whole = region.psum([g for g, c in zip(leaves, cut, strict=True) if not c], "stage")
     pending = iter(whole)
     leaves = [g if c else next(pending) for g, c in zip(leaves, cut, strict=True)]
-    return region.psum(jax.tree.unflatten(treedef, leaves), "data")
+    return region.psum(jax.tree.unflatten(structure, leaves), "data")
 
 
 def _sample_keys(config: StepConfig, step: jax.Array, batch: Batch) -> jax.Array | None:
@@ -189,7 +195,3 @@ def _sample_keys(config: StepConfig, step: jax.Array, batch: Batch) -> jax.Array
     samples = config.region.index("data") * num_local + jnp.arange(num_local)
     step_key = jax.random.fold_in(jax.random.key(config.seed), step)
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(step_key, samples)
-
-
-def _objective(means: Metrics) -> jax.Array:
-    return jnp.asarray(sum(v for name, v in means.items() if name.endswith("_loss")))

@@ -33,7 +33,8 @@ BLOCK: Rows = {
 # All stages share the tokens, so that none computes the whole output layer.
 VOCABULARY = {"stage": sbp.split(0), "tensor": sbp.split(0)}
 
-BERT: Rows = BLOCK | {
+BERT: Rows = {
+    **BLOCK,
     "embeddings/token/embedding": VOCABULARY,  # (V, D)
     "embeddings/position": {},
     "embeddings/segment": {},
@@ -48,8 +49,8 @@ BERT: Rows = BLOCK | {
 def bert_rows(config: bert.BertConfig) -> Rows:
     """Returns the table of a BERT: where the norms stand depends on its config."""
     if config.norm_position == "post":
-        return BERT | {"embeddings/norm/*": {}}
-    return BERT | {"final_norm/*": {}}
+        return {**BERT, "embeddings/norm/*": {}}
+    return {**BERT, "final_norm/*": {}}
 
 
 def without_axis(rows: Rows, axis_name: str) -> Rows:

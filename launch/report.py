@@ -1,0 +1,49 @@
+"""What a run says of itself before it begins."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from launch import resolve
+from launch.checkpoint import Checkpointer
+from launch.hardware import Peak
+from launch.job import Job
+from launch.progress import format_bytes
+from launch.resolve import DeviceCount
+from launch.run_config import RunConfig
+
+
+def describe_config(config: RunConfig) -> Iterator[str]:
+    """Yields a line per section, every field resolved."""
+    for name, section in resolve.to_values(config).items():
+        fields = (f"{field}={value}" for field, value in section.items())
+        yield f"{name}: " + " ".join(fields)
+
+
+def describe_devices(job: Job, devices: DeviceCount) -> str:
+    """Returns a line on the layout and where its devices are from."""
+    dist = job.config.dist
+    kind = job.mesh.devices.flat[0].device_kind
+    if devices.num_devices is None:
+        kind = "virtual CPU, set up since there is no GPU"
+    return (
+        f"devices: {dist.num_devices} ({kind}) = stage {dist.pipeline_parallel_size} x"
+        f" data {dist.data_parallel_size} x tensor {dist.tensor_parallel_size}"
+    )
+
+
+def describe_program(job: Job, compiled: Any, seconds: float, peak: Peak) -> str:
+    """Returns a line on the compiled step: size of the model, memory, peak."""
+    memory = compiled.memory_analysis()
+    kept, temporary = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+    return (
+        f"step: {job.num_params:,} parameters, compiled in {seconds:.1f} s, per device"
+        f" {format_bytes(kept)} of state and batch and {format_bytes(temporary)} of"
+        f" temporaries; peak {peak.flops_per_second / 1e12:.3g} TFLOP/s ({peak.source})"
+    )
+
+
+def describe_changes(job: Job, checkpointer: Checkpointer) -> Iterator[str]:
+    """Yields what differs from the run that saved the newest checkpoint."""
+    yield f"going on from step {checkpointer.latest_step()}"
+    if changes := job.changes_since(checkpointer.read_extra()):
+        yield "changed since then: " + ", ".join(changes)

@@ -1,0 +1,63 @@
+"""The folder of a run: what may be put there, and what is written at the start."""
+
+import os
+import pathlib
+
+import jax
+
+from launch import resolve
+from launch.checkpoint import Checkpointer, CheckpointError
+from launch.run_config import RunConfig
+
+CONFIG_FILE = "config.yaml"
+CHECKPOINTS = "checkpoints"
+LOSS_PLOT = "loss.png"
+HLO_FILE = "train_step.hlo.txt"
+
+
+def check(
+    directory: str, checkpointer: Checkpointer, *, needs_checkpoint: bool
+) -> None:
+    """Checks that a run may begin, or go on, in a folder. Writes nothing.
+
+    Raises:
+        CheckpointError: If there is no checkpoint to go on from, or if there is one
+            that a new run would bury.
+    """
+    latest = checkpointer.latest_step()
+    if needs_checkpoint and latest is None:
+        raise CheckpointError(
+            f"There is no checkpoint in '{directory}' to go on from. Name the workdir"
+            " of an earlier run, or start a new one without --resume and --eval_only."
+        )
+    if not needs_checkpoint and latest is not None:
+        raise CheckpointError(
+            f"'{directory}' already holds a run, with a checkpoint of step {latest}."
+            " Add --resume to go on with it, or choose another --workdir."
+        )
+
+
+def prepare(directory: str, config: RunConfig) -> pathlib.Path:
+    """Makes the folder and writes the resolved config there, the first process alone.
+
+    Returns:
+        The folder.
+
+    Raises:
+        OSError: If that is not possible.
+    """
+    path = pathlib.Path(directory)
+    if jax.process_index() == 0:
+        path.mkdir(parents=True, exist_ok=True)
+        write_whole(path / CONFIG_FILE, resolve.to_yaml(config))
+    return path
+
+
+def write_whole(path: pathlib.Path, text: str) -> None:
+    """Writes a file in one go: a reader sees the old text or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
