@@ -22,9 +22,11 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from sbp import cost
 from sbp.exchange import Exchange, Side, plan_exchange
-from sbp.tiling import Axes, Tiling
+from sbp.tiling import Axes, Tiling, block_indices
 
 FREE = ("slice", "fill", "relabel")
 
@@ -69,6 +71,10 @@ class _Setting:
     axes: Axes
 
     @property
+    def values(self) -> tuple[tuple[int, ...], int, Axes]:
+        return self.shape, self.itemsize, self.axes
+
+    @property
     def sizes(self) -> dict[str, int]:
         return dict(self.axes)
 
@@ -109,43 +115,114 @@ def route(
         return (
             Step(collective="fill", axes=names, dim=None, source=source, target=target),
         )
-    goals = frozenset(_exchange_goals(target, setting))
-    best: dict[Tiling, tuple[int, int, int]] = {source: (0, 0, 0)}
-    arrived_by: dict[Tiling, Step] = {}
-    queue: list = [((0, 0, 0), 0, source)]
-    ticket = itertools.count(1)  # breaks ties in the order of discovery
-    while queue:
-        so_far, _, tiling = heapq.heappop(queue)
-        if tiling == target:
-            break
-        if so_far > best[tiling]:
-            continue
-        for step in _moves(tiling, target, goals, setting):
-            price = (
-                so_far[0] + step.num_bytes,
-                so_far[1] + step.num_messages,
-                so_far[2] + 1,
-            )
-            if step.target not in best or price < best[step.target]:
-                best[step.target] = price
-                arrived_by[step.target] = step
-                heapq.heappush(queue, (price, next(ticket), step.target))
-    steps: list[Step] = []
-    while tiling != source:
-        steps.append(arrived_by[tiling])
-        tiling = steps[-1].source
-    return tuple(reversed(steps))
+    return _Search(source, target, setting).run()
 
 
-def _moves(
-    tiling: Tiling, target: Tiling, goals: frozenset[Tiling], setting: _Setting
-) -> Iterator[Step]:
-    """Yields every step that leads somewhere from ``tiling``."""
+Price = tuple[int, int, int]  # bytes, collectives, steps: compared in this order
+
+
+class _Search:
+    """Dijkstra's algorithm over tilings.
+
+    Exchanges are many and take time to plan, so that they wait in the queue at the
+    price they have at least, and are planned when nothing cheaper is left.
+
+    Attributes:
+        best: Price of the cheapest path found to each tiling.
+        arrived_by: Last step of that path.
+        queue: (price, ticket, tiling reached, goal of a waiting exchange or None).
+    """
+
+    def __init__(self, source: Tiling, target: Tiling, setting: _Setting) -> None:
+        self.source, self.target, self.setting = source, target, setting
+        self.best: dict[Tiling, Price] = {source: (0, 0, 0)}
+        self.arrived_by: dict[Tiling, Step] = {}
+        self.tickets = itertools.count()  # break ties in the order of discovery
+        self.queue: list[tuple[Price, int, Tiling, Tiling | None]] = []
+
+    def run(self) -> tuple[Step, ...]:
+        """Returns the steps of the cheapest path."""
+        goals = list(_exchange_goals(self.target, self.setting))
+        self.push((0, 0, 0), self.source, None)
+        while True:
+            price, _, tiling, goal = heapq.heappop(self.queue)
+            if goal is not None:
+                self.visit(tiling, exchange_step(tiling, goal, *self.setting.values))
+            elif tiling == self.target:
+                return self.path()
+            elif price == self.best[tiling]:
+                for step in _moves(tiling, self.target, self.setting):
+                    self.visit(tiling, step)
+                for goal in goals:
+                    self.await_exchange(tiling, goal)
+
+    def visit(self, tiling: Tiling, step: Step) -> None:
+        """Takes a step from ``tiling`` if no cheaper path leads where it leads."""
+        price = _add(self.best[tiling], (step.num_bytes, step.num_messages, 1))
+        if step.target not in self.best or price < self.best[step.target]:
+            self.best[step.target] = price
+            self.arrived_by[step.target] = step
+            self.push(price, step.target, None)
+
+    def await_exchange(self, tiling: Tiling, goal: Tiling) -> None:
+        """Queues an exchange at the price it has at least."""
+        if goal == tiling or not tiling.partial <= goal.partial:
+            return
+        least = _add(self.best[tiling], _least_price(tiling, goal, self.setting))
+        if goal not in self.best or least < self.best[goal]:
+            self.push(least, tiling, goal)
+
+    def push(self, price: Price, tiling: Tiling, goal: Tiling | None) -> None:
+        heapq.heappush(self.queue, (price, next(self.tickets), tiling, goal))
+
+    def path(self) -> tuple[Step, ...]:
+        """Returns the steps that led to the target."""
+        steps: list[Step] = []
+        tiling = self.target
+        while tiling != self.source:
+            steps.append(self.arrived_by[tiling])
+            tiling = steps[-1].source
+        return tuple(reversed(steps))
+
+
+def _add(price: Price, more: Price) -> Price:
+    return price[0] + more[0], price[1] + more[1], price[2] + more[2]
+
+
+def _least_price(source: Tiling, target: Tiling, setting: _Setting) -> Price:
+    """Returns what an exchange costs at least."""
+    if source.partial != target.partial:
+        return 0, 0, 1
+    lacking, grid = _lacking_pieces(source, target, setting.axes)
+    piece = [size // n for size, n in zip(setting.shape, grid, strict=True)]
+    return lacking * cost.size_bytes(piece, setting.itemsize), lacking, 1
+
+
+@functools.lru_cache(maxsize=65536)
+def _lacking_pieces(
+    source: Tiling, target: Tiling, axes: Axes
+) -> tuple[int, tuple[int, ...]]:
+    """Returns how many pieces the poorest device lacks, and pieces of all dims."""
+    sizes = dict(axes)
+    counts = [np.array(t.counts(sizes), dtype=int) for t in (source, target)]
+    grid = np.lcm(*counts)
+    first = [
+        block_indices(t, axes) * (grid // n)
+        for t, n in zip((source, target), counts, strict=True)
+    ]
+    start = np.maximum(*first)
+    stop = np.minimum(first[0] + grid // counts[0], first[1] + grid // counts[1])
+    own = np.maximum(stop - start, 0).prod(axis=1, dtype=int)
+    lacking = (grid // counts[1]).prod(dtype=int) - own.min()
+    return int(lacking), tuple(grid.tolist())
+
+
+def _moves(tiling: Tiling, target: Tiling, setting: _Setting) -> Iterator[Step]:
+    """Yields every step from ``tiling`` but exchanges."""
     dims = _relevant_dims(tiling, target, setting)
     yield from _local_moves(tiling, target, dims, setting)
     yield from _reductions(tiling, target, dims, setting)
     yield from _gathers_and_swaps(tiling, dims, setting)
-    yield from _exchanges(tiling, goals, setting)
 
 
 def _relevant_dims(
@@ -217,16 +294,6 @@ def _gathers_and_swaps(
                 swapped = gathered.with_dim(other, (*tiling.dims[other], *names))
                 if other != dim and swapped.divides(setting.shape, setting.sizes):
                     yield _step("all-to-all", names, other, tiling, swapped, num_bytes)
-
-
-def _exchanges(
-    tiling: Tiling, goals: frozenset[Tiling], setting: _Setting
-) -> Iterator[Step]:
-    """Collective-permutes straight to the target, or to where it is gathered from."""
-    for goal in goals:
-        if goal == tiling or not tiling.partial <= goal.partial:
-            continue
-        yield exchange_step(tiling, goal, setting.shape, setting.itemsize, setting.axes)
 
 
 def exchange_step(
