@@ -63,6 +63,7 @@ from sbp.sampling import rand as rand
 from sbp.sampling import randint as randint
 from sbp.sampling import randn as randn
 from sbp.sampling import randperm as randperm
+from sbp.show import show as show
 from sbp.signature import Component as Component
 from sbp.signature import Signature as Signature
 from sbp.signature import broadcast as broadcast
