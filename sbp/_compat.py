@@ -133,17 +133,17 @@ def bind(
     return results if primitive.multiple_results else [results]
 
 
-def source_line(source_info: Any, hidden: Sequence[str]) -> str:
-    """Returns file and line of the innermost frame of an equation's origin.
+def source_line(sources: Sequence[Any], hidden: Sequence[str]) -> str:
+    """Returns file and line of the innermost frame that is not hidden.
 
     Args:
-        source_info: Of the equation.
+        sources: Source information of an equation, then of the calls around it.
         hidden: Folders of libraries, whose frames are passed over.
     """
-    frames = source_info.traceback.frames if source_info.traceback else ()
-    for frame in frames:
-        if not frame.file_name.startswith(tuple(hidden)):
-            return f"{os.path.basename(frame.file_name)}:{frame.line_num}"
+    for source in sources:
+        for frame in source.traceback.frames if source.traceback else ():
+            if not frame.file_name.startswith(tuple(hidden)):
+                return f"{os.path.basename(frame.file_name)}:{frame.line_num}"
     return ""
 
 

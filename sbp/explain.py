@@ -5,6 +5,7 @@ import dataclasses
 import html
 import importlib.util
 import io
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.table import Table
 from sbp import boxing
 from sbp._compat import source_line
 from sbp.deduction.program import Conversion, Instruction, Program
-from sbp.infer import Jitted, jit
+from sbp.infer import FallbackWarning, Jitted, jit
 from sbp.signature import PartialSum, Signature, Split, short
 
 # Frames of these libraries are passed over when an operation's line is looked for.
@@ -191,7 +192,9 @@ def explain(
         [('dot_general', 'float32[4,6]{U:tensor}'), ('tanh', 'float32[4,6]')]
     """
     jitted = function if isinstance(function, Jitted) else jit(function)
-    program = jitted.compile(*args, **kwargs).program
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)  # a note says it
+        program = jitted.compile(*args, **kwargs).program
     name = getattr(jitted.function, "__name__", "function")
     hidden = _folders(LIBRARIES)
     return Explanation(name, list(_records(program, hidden, depth=0, times=1)))
@@ -215,7 +218,7 @@ def _records(
         operation = instruction.operation
         pairs = zip(operation.outputs, instruction.outputs, strict=True)
         yield Record(
-            source=source_line(operation.source_info, hidden),
+            source=source_line(operation.sources, hidden),
             operation=operation.name,
             depth=depth,
             times=times,

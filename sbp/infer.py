@@ -14,8 +14,10 @@ from typing import Any, Literal
 
 import jax
 from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
 
 from sbp._compat import no_mesh_set
+from sbp.assemble import fit
 from sbp.deduction.arguments import Arguments, TensorType, is_on_mesh, read
 from sbp.deduction.axis import ADD_UP, Wanted
 from sbp.deduction.compiling import (
@@ -28,8 +30,10 @@ from sbp.deduction.compiling import (
     dual,
 )
 from sbp.deduction.program import Instruction, Program
+from sbp.reshard import dual_spec
 from sbp.rules.form import is_inexact
-from sbp.signature import Component, resolve
+from sbp.signature import Component
+from sbp.tiling import Axes
 
 PartialOutputs = Literal["add_up", "keep"]
 
@@ -105,45 +109,61 @@ class Jitted:
         leaves, tree = jax.tree.flatten((args, dynamic))
         return Call(self.function, tree, tuple(sorted(static.items()))), leaves
 
-    def _wants(self, shapes: Any, names: Sequence[str]) -> Sequence[Wanted]:
+    def _wants(self, shapes: Any, axes: Axes) -> Sequence[Wanted]:
         """Returns what each result must be, for each axis."""
         default = ADD_UP if self.partial_outputs == "add_up" else None
-        asked = _fill_prefix(self.out_sbp, shapes)
-        by_value: list[Wanted] = []
-        for sbp, shape in zip(asked, jax.tree.leaves(shapes), strict=True):
-            if sbp is None:
-                by_value.append([default] * len(names))
-            else:
-                by_value.append(resolve(sbp, names, len(shape.shape)))
-        return _by_axis(by_value, names)
+        names = tuple(name for name, _ in axes)
+        asked = _fill_prefix(self.out_sbp, shapes, self._name)
+        by_value: list[Wanted] = [
+            [default] * len(axes) if sbp is None else fit(sbp, names, dict(axes), shape)
+            for sbp, shape in zip(asked, jax.tree.leaves(shapes), strict=True)
+        ]
+        return _by_axis(by_value, axes)
 
-    def _wants_forward(self, shapes: Any, names: Sequence[str]) -> Sequence[Wanted]:
+    def _wants_forward(self, shapes: Any, axes: Axes) -> Sequence[Wanted]:
         results, derivative = shapes
         residuals = [None] * len(jax.tree.leaves(derivative))
-        return [[*wanted, *residuals] for wanted in self._wants(results, names)]
+        return [[*wanted, *residuals] for wanted in self._wants(results, axes)]
 
-    def _run(self, call: Callable, arguments: Arguments, wants: Wants) -> Any:
-        compiled = self._compiled(call, arguments, wants)
+    def _run(
+        self,
+        call: Callable,
+        arguments: Arguments,
+        wants: Wants,
+        out_specs: Sequence[P] | None = None,
+    ) -> Any:
+        compiled = self._compiled(call, arguments, wants, out_specs)
         with contextlib.nullcontext() if arguments.is_traced else no_mesh_set():
             results = compiled.run(*arguments.on_mesh())
         return jax.tree.unflatten(compiled.out_tree, results)
 
-    def _compiled(self, call: Callable, arguments: Arguments, wants: Wants) -> Compiled:
+    def _compiled(
+        self,
+        call: Callable,
+        arguments: Arguments,
+        wants: Wants,
+        out_specs: Sequence[P] | None = None,
+    ) -> Compiled:
         mesh = arguments.mesh
         mesh = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
         key = (call, arguments.types, mesh)
         if key not in self._cache:
-            self._cache[key] = compile_program(call, arguments.types, mesh, wants)
+            self._cache[key] = compile_program(
+                call, arguments.types, mesh, wants, out_specs
+            )
+            _warn_of_fallbacks(self._cache[key].program, self._name)
         return self._cache[key]
 
     def _differentiable(
         self, call: Call, types: tuple[TensorType, ...]
     ) -> Callable[..., Any]:
         """Returns the function with a backward pass that is deduced like itself."""
-        duals = [dual(t.signature) for t in types if is_inexact(t.dtype)]
+        numbers = [t for t in types if is_inexact(t.dtype)]
+        duals = [dual(t.signature) for t in numbers]
+        specs = [P() if t.spec is None else dual_spec(t.spec) for t in numbers]
 
-        def wants_backward(_: Any, names: Sequence[str]) -> Sequence[Wanted]:
-            return _by_axis(duals, names)
+        def wants_backward(_: Any, axes: Axes) -> Sequence[Wanted]:
+            return _by_axis(duals, axes)
 
         def run(*leaves: Any) -> Any:
             return self._run(call, read(leaves, self._name), self._wants)
@@ -153,12 +173,12 @@ class Jitted:
             return self._run(Forward(call), arguments, self._wants_forward)
 
         def backward(derivative: Any, cotangents: Any) -> tuple:
-            numbers = [
-                c for c in jax.tree.leaves(cotangents) if c.dtype != jax.dtypes.float0
-            ]
-            leaves, tree = jax.tree.flatten((derivative, numbers))
+            leaves = jax.tree.leaves(cotangents)
+            given = [c for c in leaves if c.dtype != jax.dtypes.float0]
+            leaves, tree = jax.tree.flatten((derivative, given))
             arguments = read(leaves, self._name)
-            grads = iter(self._run(Backward(tree), arguments, wants_backward))
+            call = Backward(tree)
+            grads = iter(self._run(call, arguments, wants_backward, specs))
             return tuple(next(grads) if is_inexact(t.dtype) else None for t in types)
 
         differentiable = jax.custom_vjp(run)
@@ -183,8 +203,9 @@ def jit(
 
     Arguments that are not global tensors, such as scalars, NumPy arrays and random
     keys, are the same on every device. Inside another `jit` the function is part of
-    the outer one. Reverse-mode derivatives of any order work through the result
-    (``jax.grad(sbp.jit(f))``) and inside (``sbp.jit(jax.grad(f))``).
+    the outer one. Reverse-mode derivatives of any order work inside
+    (``sbp.jit(jax.grad(f))``) and through the result (``jax.grad(sbp.jit(f))``, within
+    ``jax.jit`` or under ``jax.set_mesh(placement.mesh)``: JAX asks for that).
 
     Args:
         function: Takes and returns pytrees of arrays.
@@ -218,26 +239,32 @@ def jit(
     )
 
 
-def _by_axis(by_value: Sequence[Sequence], names: Sequence[str]) -> list[Wanted]:
-    return [[wanted[i] for wanted in by_value] for i in range(len(names))]
+def _by_axis(by_value: Sequence[Sequence], axes: Axes) -> list[Wanted]:
+    return [[wanted[i] for wanted in by_value] for i in range(len(axes))]
 
 
-def _fill_prefix(out_sbp: Any, shapes: Any) -> list[Any]:
+def _fill_prefix(out_sbp: Any, shapes: Any, what: str) -> list[Any]:
     """Returns one signature, or None, for each result."""
     if out_sbp is None:
         return [None] * len(jax.tree.leaves(shapes))
-    return jax.tree.broadcast(
-        out_sbp, shapes, is_leaf=lambda node: node is None or _is_signature(node)
-    )
+    try:
+        full = jax.tree.broadcast(out_sbp, shapes, is_leaf=_is_signature)
+    except ValueError as error:
+        raise ValueError(
+            f"{what}: out_sbp={out_sbp!r} is no prefix of the results, which are "
+            f"{jax.tree.structure(shapes)}. Give one signature for all results, or a "
+            "tree like them with a signature or None at each leaf."
+        ) from error
+    return jax.tree.leaves(full, is_leaf=_is_signature)
 
 
 def _is_signature(node: object) -> bool:
-    parts = node.values() if isinstance(node, Mapping) else node
-    if isinstance(parts, Component):
+    if node is None or isinstance(node, Component):
         return True
-    return isinstance(parts, (tuple, list, Mapping)) and all(
-        isinstance(part, Component) for part in parts
-    )
+    parts = tuple(node.values()) if isinstance(node, Mapping) else node
+    if not isinstance(parts, (tuple, list)) or not parts:
+        return False
+    return all(isinstance(part, Component) for part in parts)
 
 
 def _warn_of_fallbacks(program: Program, what: str) -> None:
@@ -252,7 +279,7 @@ def _warn_of_fallbacks(program: Program, what: str) -> None:
             "rule that splits it, so its operands are gathered. sbp.explain shows "
             "where, and what it costs.",
             FallbackWarning,
-            stacklevel=2,
+            stacklevel=5,  # the call of what sbp.jit returned
         )
 
 

@@ -126,7 +126,9 @@ def _named_sharding(leaf: Any) -> NamedSharding | None:
 def _type_of(
     leaf: Any, sharding: NamedSharding | None, names: tuple[str, ...]
 ) -> TensorType:
-    shape, dtype = jnp.shape(leaf), jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
+    shape, dtype = jnp.shape(leaf), getattr(leaf, "dtype", None)
+    if dtype is None or isinstance(leaf, np.ndarray):
+        dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
     is_weak = bool(getattr(leaf, "weak_type", isinstance(leaf, (int, float, complex))))
     if sharding is None:
         return TensorType(shape, dtype, is_weak, None, (broadcast,) * len(names))

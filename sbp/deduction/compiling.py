@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
 
 from sbp.deduction import execute
 from sbp.deduction.arguments import TensorType
@@ -15,9 +16,10 @@ from sbp.deduction.region import trace
 from sbp.rules.form import is_inexact
 from sbp.signature import PartialSum, Signature, broadcast
 from sbp.spec import to_partition_spec
+from sbp.tiling import Axes
 
-# For the shapes of the results and the names of the mesh axes: what each must be.
-Wants = Callable[[Any, Sequence[str]], Sequence[Wanted]]
+# For the shapes of the results and the mesh axes: what each must be.
+Wants = Callable[[Any, Axes], Sequence[Wanted]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +42,7 @@ def compile_program(
     types: Sequence[TensorType],
     mesh: AbstractMesh,
     wants: Wants,
+    out_specs: Sequence[P] | None = None,
 ) -> Compiled:
     """Deduces a function of leaves and returns it as one jitted program.
 
@@ -48,6 +51,7 @@ def compile_program(
         types: Their types.
         mesh: The mesh that they are on.
         wants: What the results must be.
+        out_specs: Partition specs of the results, for what signatures do not tell.
     """
     names, axes = tuple(mesh.axis_names), tuple(mesh.shape.items())
     structs = [type_.to_struct() for type_ in types]
@@ -56,18 +60,23 @@ def compile_program(
         region,
         axes=axes,
         inputs=[type_.signature for type_ in types],
-        wanted=wants(shapes, names),
+        wanted=wants(shapes, axes),
     )
     unplaced = to_partition_spec((broadcast,) * len(names), names)
     in_specs = tuple(unplaced if t.spec is None else t.spec for t in types)
-    out_specs = [to_partition_spec(s, names) for s in program.outputs]
+    if out_specs is None:
+        out_specs = [to_partition_spec(s, names) for s in program.outputs]
 
     def run_locally(*shards: jax.Array) -> list[jax.Array]:
         return execute.run(program, *shards)
 
     # Replication follows from the signatures; JAX's own check knows no partial sums.
     sharded = jax.shard_map(
-        run_locally, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        run_locally,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=list(out_specs),
+        check_vma=False,
     )
     return Compiled(program, jax.jit(sharded), jax.tree.structure(shapes))
 
@@ -125,7 +134,11 @@ class Forward:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Backward:
-    """A function of the leaves of a derivative and its cotangents."""
+    """A function of the leaves of a derivative and its cotangents.
+
+    Attributes:
+        tree: Structure of the two.
+    """
 
     tree: Any
 

@@ -40,8 +40,12 @@ BODIES = {
 BARRIER = "optimization_barrier"
 CONSTRAINT = "sharding_constraint"
 
-# Results are the operands themselves.
-ALIASES = ("device_put", "name", "stop_gradient")
+# Results are the operands themselves. A reshard here is JAX's own, between the types
+# of a mesh whose axes are all left to the compiler.
+ALIASES = ("device_put", "name", "reshard", "stop_gradient")
+
+# What JAX says when a traced function meets an array that is on a mesh.
+MIXED_MESHES = "should match the aval mesh"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ class Operation:
         inputs: Numbers of the operands.
         outputs: Numbers of the results.
         regions: Bodies of a loop or branches of a condition.
-        source_info: Where in the user's program it was traced.
+        sources: Where it was traced, then where the calls around it were.
     """
 
     name: str
@@ -82,7 +86,7 @@ class Operation:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     regions: tuple["Region", ...]
-    source_info: Any
+    sources: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -149,7 +153,11 @@ class _Builder:
         return number
 
     def inline(
-        self, jaxpr: core.Jaxpr, consts: Sequence[Any], arguments: Sequence[int]
+        self,
+        jaxpr: core.Jaxpr,
+        consts: Sequence[Any],
+        arguments: Sequence[int],
+        callers: tuple[Any, ...] = (),
     ) -> list[int]:
         """Appends the operations of a jaxpr; returns the numbers of its results."""
         numbers = dict(zip(jaxpr.invars, arguments, strict=True))
@@ -163,29 +171,31 @@ class _Builder:
 
         for eqn in jaxpr.eqns:
             operands = [read(atom) for atom in eqn.invars]
-            results = self._append(eqn, operands)
+            results = self._append(eqn, operands, (eqn.source_info, *callers))
             numbers.update(zip(eqn.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _append(self, eqn: core.JaxprEqn, operands: list[int]) -> Sequence[int]:
+    def _append(
+        self, eqn: core.JaxprEqn, operands: list[int], sources: tuple[Any, ...]
+    ) -> Sequence[int]:
         name = eqn.primitive.name
         if name in ALIASES:
             return operands
         if name in CALLS and CALLS[name] in eqn.params:
             if name in REMATS and eqn.params["differentiated"]:
-                operands = self._fence(operands, eqn)
+                operands = self._fence(operands, sources)
             callee = eqn.params[CALLS[name]]
             if isinstance(callee, core.ClosedJaxpr):
-                return self.inline(callee.jaxpr, callee.consts, operands)
-            return self.inline(callee, (), operands)
+                return self.inline(callee.jaxpr, callee.consts, operands, sources)
+            return self.inline(callee, (), operands, sources)
         if name == BARRIER:
-            return self._fence(operands, eqn)
+            return self._fence(operands, sources)
         results = [self.add(var.aval) for var in eqn.outvars]
         primitive, params = eqn.primitive, eqn.params
-        self._operation(name, primitive, params, operands, results, eqn.source_info)
+        self._operation(name, primitive, params, operands, results, sources)
         return results
 
-    def _fence(self, operands: Sequence[int], eqn: core.JaxprEqn) -> list[int]:
+    def _fence(self, operands: Sequence[int], sources: tuple[Any, ...]) -> list[int]:
         """Keeps a recomputation from merging with the first computation.
 
         One barrier for all operands: the recomputation then waits for the last of
@@ -193,7 +203,7 @@ class _Builder:
         """
         results = [len(self.values) + i for i in range(len(operands))]
         self.values += [self.values[operand] for operand in operands]
-        self._operation(BARRIER, None, {}, operands, results, eqn.source_info)
+        self._operation(BARRIER, None, {}, operands, results, sources)
         return results
 
     def _operation(
@@ -203,7 +213,7 @@ class _Builder:
         params: Mapping[str, Any],
         operands: Sequence[int],
         results: Sequence[int],
-        source_info: Any,
+        sources: tuple[Any, ...],
     ) -> None:
         bodies = [params[key] for key in BODIES.get(name, ())]
         flat = [
@@ -216,7 +226,7 @@ class _Builder:
             inputs=tuple(operands),
             outputs=tuple(results),
             regions=tuple(to_region(body) for body in flat),
-            source_info=source_info,
+            sources=sources,
         )
         self.operations.append(operation)
 
@@ -272,11 +282,19 @@ def trace(
     kinds = (AxisType.Auto,) * len(axes)
     mesh = AbstractMesh(sizes, names, axis_types=kinds)
     with no_mesh_set(), jax.sharding.use_abstract_mesh(mesh):
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        try:
+            closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        except ValueError as error:
+            if MIXED_MESHES not in str(error):
+                raise
+            raise ValueError(_CLOSED_OVER) from error
     for constant in closed.consts:
         if isinstance(constant, jax.Array) and not constant.is_fully_replicated:
-            raise ValueError(
-                f"The function closes over a global tensor, {jax.typeof(constant)}, "
-                "whose signature would be lost. Pass it as an argument."
-            )
+            raise ValueError(_CLOSED_OVER)
     return to_region(closed), shapes
+
+
+_CLOSED_OVER = (
+    "The function closes over a global tensor, whose signature is then not seen. Pass "
+    "the tensor as an argument."
+)
