@@ -67,23 +67,22 @@ def build(
         store, validation_fraction=data.validation_fraction, seed=seed
     )
     _check_size(data, text.name, store, splits)
-    train, validation = (
-        BertSamples(
+
+    def make_samples(split: int) -> BertSamples:
+        length = recipe.seq_length - bert_samples.NUM_SPECIAL
+        return BertSamples(
             recipe=recipe,
             store=store,
             vocabulary=vocabulary,
-            spans=bert_samples.cut_spans(
-                store, documents, recipe.seq_length - bert_samples.NUM_SPECIAL
-            ),
+            spans=bert_samples.cut_spans(store, splits[split], length),
             seed=2 * seed + split,
         )
-        for split, documents in zip((_TRAIN, _VALIDATION), splits, strict=True)
-    )
+
     return InputPipeline(
         name=text.name,
         tokenizer=tokens,
-        train=train,
-        validation=validation,
+        train=make_samples(_TRAIN),
+        validation=make_samples(_VALIDATION),
         documents=splits,
         seed=seed,
         global_batch_size=global_batch_size,
