@@ -69,7 +69,7 @@ def places_to_add_up(graph: SumGraph) -> dict[int, Component]:
         >>> places_to_add_up(graph)
         {0: sbp.broadcast}
     """
-    if not graph.sinks or all(source in graph.sinks for source in graph.sources):
+    if graph.sinks.keys() <= set(graph.sources):
         return {}
     values = sorted(graph.costs)
     index = {value: i for i, value in enumerate(values)}

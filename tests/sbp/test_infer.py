@@ -186,6 +186,21 @@ def test_mlp_of_columns_then_rows_has_one_all_reduce(grid):
     assert programs.compiled_collectives(jitted.lower(*args)) == {"all-reduce": 1}
 
 
+def test_statistics_of_a_partial_sum_are_taken_after_it_is_added_up(line):
+    def variance(x, w):
+        y = x @ w
+        return jnp.mean(y**2) - jnp.mean(y) ** 2 + jnp.mean(y)
+
+    operands = (
+        programs.struct((4, 6), line, (S1,)),
+        programs.struct((6, 8), line, (S0,)),
+    )
+    explained = sbp.explain(variance, *operands)
+
+    assert explained.collectives == {"all-reduce": 1}
+    assert explained.num_bytes == 4 * 8 * 4
+
+
 @pytest.mark.parametrize("norm_position", ["post", "pre"])
 def test_block_has_two_all_reduces_forward_and_two_backward(norm_position, grid):
     apply, params = programs.block(norm_position)
