@@ -270,7 +270,7 @@ class Checkpointer:
         )
         latest = preservation_policy.LatestN(self._keep)
         policy = preservation_policy.AnyPreservationPolicy([latest, best])
-        quiet.silence("absl", under=ocp.__path__[0])
+        quiet.silence_orbax()
         with self._report_unreadable(None):
             self._manager = ocp.CheckpointManager(
                 self.directory,
@@ -328,8 +328,7 @@ class Checkpointer:
     def _report_unreadable(self, step: int | None) -> Iterator[None]:
         """Turns what Orbax raises on a damaged checkpoint into a CheckpointError."""
         try:
-            with quiet.collect_failed_reads():
-                yield
+            yield
         except CheckpointError:
             raise
         except Exception as error:  # Orbax and its storage raise many classes

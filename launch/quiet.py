@@ -1,65 +1,51 @@
 """Keeps the stack traces of Orbax's threads off the screen.
 
 What fails there is raised once, as one message, by the call that waits for it. Orbax
-also logs each failure several times over, page by page, and asyncio adds the reads
-that were given up with it.
+also logs each failure several times over, page by page, and every read or write that is
+given up along with it leaves a trace of its own, at any later time.
 """
 
-import contextlib
-import gc
 import logging
 import sys
-import time
-from collections.abc import Iterator
+import types
+from collections.abc import Callable
 
-GRACE_SECONDS = 0.2  # for reads of other threads that are given up but not over
+import orbax.checkpoint as ocp
 
-
-def silence(logger_name: str, *, under: str) -> None:
-    """Drops, for good, what files below the directory ``under`` log to a logger."""
-    logger = logging.getLogger(logger_name)
-    if not any(isinstance(entry, _SourceFilter) for entry in logger.filters):
-        logger.addFilter(_SourceFilter(under))
+ORBAX_DIRECTORY = ocp.__path__[0]
 
 
-@contextlib.contextmanager
-def collect_failed_reads() -> Iterator[None]:
-    """Discards the unfinished reads, if the block fails, without reports on each."""
-    try:
-        yield
-    except Exception as error:
-        _forget_frames(error)  # they hold the reads
-        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-        logger = logging.getLogger("asyncio")
-        logger.addFilter(_reject)
-        try:
-            gc.collect()
-            time.sleep(GRACE_SECONDS)
-        finally:
-            logger.removeFilter(_reject)
-            sys.unraisablehook = hook
-        raise
+def silence_orbax() -> None:
+    """Drops, from now on, what Orbax and the reads and writes it gave up report."""
+    for name, accepts in {"absl": _is_not_orbax, "asyncio": _is_not_storage}.items():
+        logger = logging.getLogger(name)
+        if accepts not in logger.filters:
+            logger.addFilter(accepts)
+    if not isinstance(sys.unraisablehook, _UnraisableFilter):
+        sys.unraisablehook = _UnraisableFilter(sys.unraisablehook)
 
 
-def _forget_frames(error: BaseException | None) -> None:
-    """Drops the tracebacks of an error and of all that led to it."""
-    while error is not None:
-        error.__traceback__ = None
-        _forget_frames(error.__cause__)
-        error = error.__context__
+def _is_not_orbax(record: logging.LogRecord) -> bool:
+    return not record.pathname.startswith(ORBAX_DIRECTORY)
 
 
-def _reject(record: logging.LogRecord) -> bool:
-    del record
-    return False
+def _is_not_storage(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return "tensorstore_spec" not in str(error)
 
 
-class _SourceFilter(logging.Filter):
-    """Rejects the records that come from files below a directory."""
+class _UnraisableFilter:
+    """Drops what is left of reads and writes that were given up; passes on the rest."""
 
-    def __init__(self, directory: str):
-        super().__init__()
-        self._directory = directory
+    def __init__(self, hook: Callable[["sys.UnraisableHookArgs"], object]):
+        self._hook = hook
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not record.pathname.startswith(self._directory)
+    def __call__(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        source = unraisable.object
+        is_given_up = isinstance(source, types.CoroutineType) and (
+            source.cr_code.co_filename.startswith(ORBAX_DIRECTORY)
+        )
+        # Tensorstore's threads report to an event loop that is no more.
+        is_late = str(unraisable.exc_value) == "Event loop is closed"
+        if not is_given_up and not is_late:
+            self._hook(unraisable)
