@@ -16,6 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from sbp.signature import did_you_mean
+
 _PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
 _DEFAULT_NAMES = ("x", "y", "z")
 
@@ -157,6 +159,7 @@ class Placement:
         if axis not in self.axis_names:
             raise ValueError(
                 f"There is no axis {axis!r} in a placement with axes {self.axis_names}."
+                f"{did_you_mean(axis, self.axis_names) or ' Use one of these.'}"
             )
         dim = self.axis_names.index(axis)
         size = self.shape[dim]

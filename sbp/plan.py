@@ -4,13 +4,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
+from sbp.assemble import fit
 from sbp.boxing import Step, route
 from sbp.placement import Placement
-from sbp.signature import Signature, SignatureLike, resolve, short
-from sbp.spec import check_divides
+from sbp.signature import Signature, SignatureLike, short
 from sbp.tiling import from_signature
+from sbp.transfer import places_of, plan_transfer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +66,10 @@ def plan(
     shape: Sequence[int],
     dtype: Any,
     placement: Placement,
+    *,
+    target_placement: Placement | None = None,
 ) -> Plan:
-    """Returns what ``to_global`` would do to change a signature. Moves nothing.
+    """Returns what ``to_global`` would do to a tensor. Moves nothing.
 
     Args:
         source: Signature that the tensor has.
@@ -73,6 +77,7 @@ def plan(
         shape: Its global shape.
         dtype: Its dtype.
         placement: Its placement.
+        target_placement: Placement that it should have; None keeps it.
 
     Returns:
         The plan, with its steps and the bytes of each.
@@ -87,20 +92,25 @@ def plan(
         float32[8, 16]: P -> S(0), 384 bytes per device
           reduce-scatter      tensor        -> S(0) on tensor                       384
     """
-    shape = tuple(shape)
-    names = placement.axis_names
-    ends = [resolve(s, names, len(shape)) for s in (source, target)]
-    for signature in ends:
-        check_divides(signature, placement.axis_sizes, shape)
-    source_tiling, target_tiling = (
-        from_signature(signature, names, len(shape)) for signature in ends
-    )
-    dtype = np.dtype(dtype)
-    axes = tuple(placement.axis_sizes.items())
+    shape, dtype = tuple(shape), np.dtype(dtype)
+    there = placement if target_placement is None else target_placement
+    like = jax.ShapeDtypeStruct(shape, dtype)
+    ends = [
+        fit(sbp, end.axis_names, end.axis_sizes, like)
+        for sbp, end in ((source, placement), (target, there))
+    ]
+    tilings = [
+        from_signature(signature, end.axis_names, len(shape))
+        for signature, end in zip(ends, (placement, there), strict=True)
+    ]
+    if there == placement:
+        axes = tuple(placement.axis_sizes.items())
+        steps = route(*tilings, shape, dtype.itemsize, axes)
+    else:
+        place, there_place = places_of(placement.mesh, there.mesh)
+        steps = plan_transfer(
+            tilings[0], place, tilings[1], there_place, shape, dtype.itemsize
+        )
     return Plan(
-        source=ends[0],
-        target=ends[1],
-        shape=shape,
-        dtype=dtype.name,
-        steps=route(source_tiling, target_tiling, shape, dtype.itemsize, axes),
+        source=ends[0], target=ends[1], shape=shape, dtype=dtype.name, steps=steps
     )
