@@ -127,7 +127,12 @@ def run_all(commands: Sequence[Command], *, grace_seconds: float) -> int:
             _say(f"{trouble.describe()}{_ending(len(groups))}")
             if isinstance(trouble, _Ended):
                 grace_seconds = min(grace_seconds, FAILURE_GRACE_SECONDS)
+            num_others = len(groups)
             _end(groups, events, trouble.forwarded, grace_seconds)
+            if isinstance(trouble, _Ended) and num_others:
+                # What the others say in dying may fill screens.
+                first = trouble.rank
+                _say(f"rank {first} was the first to fail; its lines begin [{first}].")
             return trouble.code
         finally:
             _send(signal.SIGKILL, groups)

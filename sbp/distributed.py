@@ -5,6 +5,7 @@ environment how many processes there are and which one this is, and this is the 
 file of the package that reads it.
 """
 
+import atexit
 import dataclasses
 import os
 import socket
@@ -27,9 +28,6 @@ SLURM_VARIABLES = (
     "SLURM_JOB_ID",
 )
 NEVER_SECONDS = 10**8
-# How long a process that is done waits for the others, say for the first one to write
-# a large checkpoint.
-EXIT_SECONDS = 3600
 
 
 def init(*, timeout_seconds: int = 300, catch_sigterm: bool = False) -> None:
@@ -41,7 +39,8 @@ def init(*, timeout_seconds: int = 300, catch_sigterm: bool = False) -> None:
     and when called again, it does nothing: a script may always call it.
 
     Args:
-        timeout_seconds: How long to wait for the other processes.
+        timeout_seconds: How long to wait for the other processes to come, and at the
+            end for them to be done too; then the job fails.
         catch_sigterm: Whether SIGTERM becomes JAX's notice of preemption, on which a
             checkpoint manager can save. By default SIGTERM ends the process.
 
@@ -66,6 +65,7 @@ def init(*, timeout_seconds: int = 300, catch_sigterm: bool = False) -> None:
     if seat.process_id > 0:
         _wait_for_coordinator(seat, timeout_seconds)
     _join(seat, timeout_seconds)
+    _limit_exit(seat, timeout_seconds)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +180,7 @@ def _join(seat: _Seat, timeout_seconds: int) -> None:
                 local_device_ids=seat.local_devices,
                 cluster_detection_method="deactivate",
                 initialization_timeout=NEVER_SECONDS,
-                shutdown_timeout_seconds=EXIT_SECONDS,
+                shutdown_timeout_seconds=NEVER_SECONDS,
                 coordinator_bind_address=seat.bind_address,
             )
         except RuntimeError as error:
@@ -204,6 +204,29 @@ def _join(seat: _Seat, timeout_seconds: int) -> None:
         )
     if errors:
         raise errors[0]
+
+
+def _limit_exit(seat: _Seat, timeout_seconds: int) -> None:
+    """Ends the process if, after its script, it waits too long for the others.
+
+    JAX waits for all at exit. Where one is stuck, because it waits for a collective
+    that not all processes have called, that would be for ever.
+    """
+    is_over = threading.Event()
+
+    def watch() -> None:
+        is_over.wait()
+        time.sleep(timeout_seconds)
+        message = (
+            f"Process {seat.process_id} of {seat.num_processes} is done, but others are"
+            f" not {timeout_seconds} s later. Check that every process makes the same"
+            " calls in the same order, or raise sbp.init(timeout_seconds=...)."
+        )
+        print(message, file=sys.stderr, flush=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    atexit.register(is_over.set)
 
 
 def _leave_at_once_on_error() -> None:

@@ -166,6 +166,8 @@ def test_first_failure_ends_all_and_gives_the_exit_code(
     assert got == code
     assert f"launch.run: {report}" in err
     assert "; ending 2 ranks." in err
+    last = "launch.run: rank 1 was the first to fail; its lines begin [1]."
+    assert err.splitlines()[-1] == last
 
 
 def test_stack_trace_begins_in_the_script(launch, write):
@@ -390,3 +392,20 @@ def test_too_few_gpus_is_an_error_with_a_remedy():
         "--nproc 4: one GPU each, but this machine shows 2"
         " (CUDA_VISIBLE_DEVICES=3,5). Lower --nproc, or add --platform cpu."
     ]
+
+
+@pytest.mark.slow
+def test_training_on_two_processes_saves_on_ctrl_c(start, tmp_path):
+    process = start(
+        *("--nproc", "2", "--platform", "cpu", "-m", "launch.train"),
+        *("--config=configs/bert_tiny.py", f"--workdir={tmp_path}/run"),
+        *("--config.train.num_steps=100000", "--config.train.log_every=1"),
+    )
+    lines = iter(process.stdout.readline, "")
+    assert any("/100000" in line for line in lines)  # a step is done
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=TIME_LIMIT)
+    assert process.returncode == 130
+    assert "stopping after this step, with a checkpoint" in err
+    assert out.count("saved step") == 1  # the first rank speaks for all
+    assert "Traceback" not in err

@@ -241,6 +241,63 @@ def test_failed_rank_does_not_wait_for_the_others_at_exit(run_job):
     assert time.monotonic() - start < TIME_LIMIT / 2
 
 
+def test_process_that_called_too_little_is_found(run_job):
+    code, _, err = run_job(
+        """
+        import sbp
+        sbp.init(timeout_seconds=2)
+        import jax
+        import numpy as np
+
+        placement = sbp.placement("cpu", ranks=[0, 1], axis_names=["data"])
+        x = sbp.to_global(np.arange(4.0), placement, sbp.split(0))
+        if jax.process_index() == 0:
+            sbp.to_global(x, sbp=sbp.broadcast)  # waits for the call of rank 1
+        """,
+        2,
+    )
+    assert code == 1
+    assert "[1] Process 1 of 2 is done, but others are not 2 s later." in err
+    assert "every process makes the same calls in the same order" in err
+
+
+def is_free(job):
+    """Returns whether the port that is derived from a job's number can be used."""
+    port = distributed._find_seat(SLURM | {"SLURM_JOB_ID": str(job)}).coordinator
+    with socket.socket() as probe:
+        return probe.connect_ex(("localhost", int(port.split(":")[1]))) != 0
+
+
+def test_two_tasks_of_srun_make_a_job():
+    job = next(job for job in range(os.getpid(), os.getpid() + 100) if is_free(job))
+    tasks = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import sbp, jax; sbp.init(); print(jax.device_count())",
+            ],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "JAX_PLATFORMS": "cpu",
+                "SLURM_STEP_NODELIST": "localhost",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_PROCID": str(task),
+                "SLURM_LOCALID": str(task),
+                "SLURM_JOB_ID": str(job),
+                "JAX_NUM_CPU_DEVICES": "1",
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for task in range(2)
+    ]
+    outs = [task.communicate(timeout=TIME_LIMIT)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0]
+    assert [out.splitlines()[-1] for out in outs] == ["2", "2"]
+
+
 def test_uncaught_error_leaves_at_once_without_the_launcher_too(unused_port):
     job = {"SBP_COORDINATOR": f"127.0.0.1:{unused_port}", "SBP_NUM_PROCESSES": "2"}
     source = "import sbp, time; sbp.init(); {}"
@@ -266,18 +323,35 @@ def test_wrong_input_raises_on_every_rank_and_nothing_hangs(run_job):
         import numpy as np
 
         placement = sbp.placement("cpu", [[0, 1], [2, 3]], ("data", "tensor"))
-        S, B = sbp.split, sbp.broadcast
+        line = sbp.placement("cpu", range(4), ["data"])
+        S, B, P = sbp.split, sbp.broadcast, sbp.partial_sum
         x = sbp.to_global(np.ones((4, 4)), placement, (S(0), B))
-        other = sbp.placement("cpu", ranks=[0, 1], axis_names=["data"])
+        y = sbp.to_global(np.ones((4, 4)), line, S(0))
+        rank = jax.process_index()
+
+        def from_local(shape, dtype=np.float32):
+            return sbp.from_local({rank: np.ones(shape, dtype)}, line, S(0))
 
         wrong = {
             "length": lambda: sbp.to_global(x, sbp=(B, B, B)),
+            "empty": lambda: sbp.to_global(x, sbp=()),
+            "made_length": lambda: sbp.zeros((4, 4), placement=placement, sbp=B),
             "dim": lambda: sbp.to_global(x, sbp=(S(2), B)),
+            "negative_dim": lambda: sbp.to_global(x, sbp=(S(-3), B)),
+            "dim_type": lambda: S(1.5),
             "divide": lambda: sbp.to_global(np.ones((5, 4)), placement, (S(0), B)),
             "kind": lambda: sbp.to_global(x, sbp=("S(0)", 1)),
             "rank": lambda: sbp.placement("cpu", [0, 4]),
+            "negative_rank": lambda: sbp.placement("cpu", [0, -1]),
             "twice": lambda: sbp.placement("cpu", [0, 0]),
             "type": lambda: sbp.placement("abacus", [0, 1]),
+            "nowhere": lambda: sbp.to_global(np.ones(4)),
+            "no_signature": lambda: sbp.signature_of(np.ones(4)),
+            "two_placements": lambda: sbp.add(x, y),
+            "random_sum": lambda: sbp.rand((4, 4), seed=0, placement=line, sbp=P),
+            "unbalanced": lambda: from_local((2 + 2 * (rank > 0), 4)),
+            "dtypes": lambda: from_local((2,), np.int32 if rank else np.float32),
+            "own_data": lambda: sbp.tensor(np.full(4, rank), placement=line, sbp=B),
         }
         for name, call in wrong.items():
             try:
@@ -290,8 +364,9 @@ def test_wrong_input_raises_on_every_rank_and_nothing_hangs(run_job):
         4,
     )
     assert (code, err) == (0, "")
-    names = [line.split()[1] for line in sorted(out.splitlines())]
-    wrong = sorted(["length", "dim", "divide", "kind", "rank", "twice", "type"])
-    assert names == wrong * 4
-    messages = {line.split(" ", 1)[1] for line in out.splitlines()}
-    assert len(messages) == len(wrong)  # the same one on every rank
+    said = [line.split(" ", 1) for line in out.splitlines()]
+    by_rank = {f"[{rank}]": [] for rank in range(4)}
+    for rank, text in said:
+        by_rank[rank].append(text)
+    assert len(by_rank["[0]"]) == 19  # each of them is an error
+    assert all(texts == by_rank["[0]"] for texts in by_rank.values())
