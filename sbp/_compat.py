@@ -12,7 +12,7 @@ import numpy as np
 from jax._src import config, core
 from jax._src.mesh import empty_abstract_mesh, empty_concrete_mesh
 from jax.experimental import multihost_utils
-from jax.extend.core import Primitive
+from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
@@ -113,6 +113,35 @@ def concrete_mesh(x: jax.Array) -> Mesh | None:
     return None
 
 
+def _linear_identity(name: str) -> Primitive:
+    primitive = Primitive(name)
+    primitive.def_impl(lambda x, **_: x)
+    primitive.def_abstract_eval(lambda x, **_: x)
+    mlir.register_lowering(
+        primitive, mlir.lower_fun(lambda x, **_: x, multiple_results=False)
+    )
+    ad.deflinear2(primitive, lambda ct, x, **params: [primitive.bind(ct, **params)])
+    batching.primitive_batchers[primitive] = lambda args, dims, **params: (
+        primitive.bind(args[0], **params),
+        dims[0],
+    )
+    return primitive
+
+
+_expect_devices_p = _linear_identity("sbp_expect_devices")
+
+
+def expect_devices(x: jax.Array, mesh: Mesh) -> jax.Array:
+    """Returns ``x``, and has ``jit`` raise if it is not on the devices of ``mesh``.
+
+    Types do not carry devices: ``jit`` alone knows those of its arguments. It compares
+    them with the devices it finds in the program, for which ``witness`` names them.
+    """
+    here = NamedSharding(mesh, PartitionSpec())
+    witness = jax.make_jaxpr(lambda value: jax.device_put(value, here))(0.0)
+    return _expect_devices_p.bind(x, witness=witness)
+
+
 def sharding_of(x: object) -> NamedSharding | None:
     """Returns the named sharding of an array or tracer; None if it has none.
 
@@ -131,6 +160,12 @@ def bind(
     """Applies a primitive as an equation of a jaxpr does; always gives a sequence."""
     results = primitive.bind(*operands, **primitive.get_bind_params(dict(params)))
     return results if primitive.multiple_results else [results]
+
+
+def run_equation(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
+    """Computes an equation of a jaxpr, under the settings it was traced with."""
+    with eqn.ctx.manager:
+        return bind(eqn.primitive, operands, eqn.params)
 
 
 def source_line(sources: Sequence[Any], hidden: Sequence[str]) -> str:

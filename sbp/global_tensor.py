@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from sbp._compat import concrete_mesh, is_tracing, mesh_set, sharding_of
+from sbp._compat import concrete_mesh, expect_devices, is_tracing, mesh_set, sharding_of
 from sbp.assemble import assemble, fit, not_global
 from sbp.placement import Placement
 from sbp.reshard import axes_of, reshard
@@ -25,7 +25,7 @@ from sbp.signature import (
     resolve,
     short,
 )
-from sbp.spec import from_partition_spec, to_partition_spec, to_sharding
+from sbp.spec import from_partition_spec, to_partition_spec
 from sbp.tiling import from_signature
 from sbp.transfer import transfer
 
@@ -87,8 +87,7 @@ def to_global(
         signature = fit(signature_of(x) if sbp is None else sbp, names, sizes, x)
         y = reshard(x, from_signature(signature, names, x.ndim), grad=grad)
         if placement is not None and concrete_mesh(x) is None:
-            # Moves nothing, but has jit compare the devices, which it alone knows.
-            return jax.device_put(y, to_sharding(placement, signature))
+            return expect_devices(y, placement.mesh)
         return y
     names, sizes = placement.axis_names, placement.axis_sizes
     if sbp is None:

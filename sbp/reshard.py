@@ -13,10 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sbp._compat import linear_primitive, no_mesh_set, on_mesh, sharding_of
+from sbp._compat import (
+    concrete_mesh,
+    linear_primitive,
+    no_mesh_set,
+    on_mesh,
+    sharding_of,
+)
 from sbp.boxing import Step, exchange_on_one_mesh, route
 from sbp.exchange import Exchange
 from sbp.tiling import Axes, Tiling, from_spec
@@ -85,6 +91,23 @@ def steps_between(x: Any, source: P, target: P, mesh: AbstractMesh) -> tuple[Ste
     )
 
 
+def without_elements(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
+    """Returns an array like ``x``, which has no elements, on a mesh.
+
+    The compiler does not cut such arrays: their shards would have the global shape.
+    """
+    sharding = NamedSharding(mesh, spec)
+    shard = np.zeros(sharding.shard_shape(x.shape), x.dtype)
+    shards = [
+        jax.device_put(shard, device)
+        for device in mesh.devices.flat
+        if device.process_index == jax.process_index()
+    ]
+    return jax.make_array_from_single_device_arrays(
+        x.shape, sharding, shards, dtype=x.dtype
+    )
+
+
 def run_steps(shard: jax.Array, steps: Sequence[Step], axes: Axes) -> jax.Array:
     """Runs planned steps on each device's shard, inside a ``shard_map``."""
     for step in steps:
@@ -96,6 +119,10 @@ def _run(
     x: jax.Array, *, source: P, target: P, mesh: AbstractMesh, **_: Any
 ) -> jax.Array:
     """Runs step by step, so that conversions share their compiled steps."""
+    if x.size == 0:
+        here = concrete_mesh(x)
+        assert here is not None
+        return without_elements(x, here, target)
     steps = steps_between(x, source, target, mesh)
     if not steps:
         with no_mesh_set():
@@ -191,8 +218,7 @@ def _fill(shard: jax.Array, step: Step, axes: Axes) -> jax.Array:
     index = lax.axis_index(step.axes)
     if step.dim is None:
         if shard.size == 0:
-            shape = _target_shape(shard, step, axes)
-            return jnp.zeros(shape, shard.dtype)
+            return shard.reshape(_target_shape(shard, step, axes))
         return jnp.where(index == 0, shard, jnp.zeros_like(shard))
     zeros = jnp.zeros(_target_shape(shard, step, axes), shard.dtype)
     start = index * shard.shape[step.dim]

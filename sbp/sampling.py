@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 
 from sbp._compat import is_tracing, no_mesh_set
 from sbp.assemble import Shape, as_shape, fit_shape
+from sbp.creation import zeros
 from sbp.global_tensor import to_global
 from sbp.placement import Placement
 from sbp.signature import PartialSum, SignatureLike, short
@@ -160,6 +161,8 @@ def _sample(
             "of random addends has another distribution. Create them with a split or a "
             "broadcast, then call sbp.to_global."
         )
+    if 0 in shape:
+        return zeros(shape, placement=placement, sbp=signature, dtype=dtype)
     key = jax.random.key(seed) if isinstance(seed, int) else seed
     if is_tracing():
         return to_global(sampler(key, shape, dtype, *args), placement, signature)

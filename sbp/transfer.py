@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from sbp import cost
 from sbp._compat import (
     concrete_mesh,
+    expect_devices,
     linear_primitive,
     mesh_set,
     no_mesh_set,
@@ -37,6 +38,7 @@ from sbp.reshard import (
     reshard,
     run_exchange,
     with_leading_dim,
+    without_elements,
 )
 from sbp.tiling import Axes, Tiling, from_spec
 
@@ -220,10 +222,9 @@ def transfer(
     y = _transfer_p.bind(
         x, source=source, source_mesh=source_mesh, target=target, mesh=mesh, grad=grad
     )
-    if isinstance(source_mesh, Mesh):
+    if isinstance(source_mesh, Mesh) or not isinstance(mesh, Mesh):
         return y
-    # Moves nothing, but has jit compare the devices of x, which it alone knows.
-    return jax.device_put(y, NamedSharding(mesh, target))
+    return expect_devices(y, mesh)
 
 
 def _steps(
@@ -243,6 +244,8 @@ def _steps(
 def _run(
     x: jax.Array, *, source: P, source_mesh: Mesh, target: P, mesh: Mesh, **_: Any
 ) -> jax.Array:
+    if x.size == 0:
+        return without_elements(x, mesh, target)
     steps, index, exchange = _steps(x, source, source_mesh, target, mesh)
     crossing = steps[index]
     x = reshard(x, crossing.source)
