@@ -8,13 +8,13 @@ pass, are left out: they exist already, and are put back where they belong.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from sbp.pipeline.parts import Block, Tree
 from sbp.pipeline.region import ManualRegion
+from sbp.pipeline.splitting import Split
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,6 @@ class Stack:
 
     def backward(
         self,
-        x: jax.Array,
         residuals: list[jax.Array],
         gradients: Tree,
         cotangent: jax.Array,
@@ -86,7 +85,6 @@ class Stack:
         """Goes back through the layers, from last to first.
 
         Args:
-            x: Anything of the shape of the input; its values do not matter.
             residuals: From `forward`.
             gradients: Sums so far, in the form of ``weights``.
             cotangent: Gradient of the output.
@@ -103,15 +101,8 @@ class Stack:
             def run() -> tuple[jax.Array, Tree]:
                 cotangent, gradients = carry
                 given = self._weights_at(position), context, layer
-                # Only its structure is used: nothing of this is computed again.
-                _, vjp = self._vjp(x, *given)
-                grad_weights, grad_x = _put_back(vjp, given, saved)(cotangent)
-                at = self.first + position
-                return grad_x, jax.tree.map(
-                    lambda total, part: _add_at(total, part, at),
-                    gradients,
-                    grad_weights,
-                )
+                grad_x, grad_weights = self._gradients(given, (saved, cotangent))
+                return grad_x, self._add_at(position, gradients, grad_weights)
 
             return self._where_there_is_one(layer, run, lambda: carry), None
 
@@ -119,16 +110,97 @@ class Stack:
         carry = (cotangent, gradients)
         return jax.lax.scan(step, carry, (positions, residuals), reverse=True)[0]
 
+    def backward_input(
+        self, residuals: list[jax.Array], cotangent: jax.Array, context: Tree
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """Goes back through the layers, without the gradients of weights.
+
+        Args:
+            residuals: From `forward`.
+            cotangent: Gradient of the output.
+            context: What `forward` was given.
+
+        Returns:
+            Gradient of the input, and what `backward_weight` needs of all layers,
+            stacked.
+        """
+
+        def step(cotangent: jax.Array, position_and_residuals: tuple) -> tuple:
+            position, saved = position_and_residuals
+            layer = self.indices[position]
+
+            def run() -> tuple[jax.Array, list[jax.Array]]:
+                given = self._weights_at(position), context, layer
+                return Split(self._gradients).first(given, (saved, cotangent))
+
+            if self.is_full:
+                return run()
+            _, aside = jax.eval_shape(run)
+            zeros = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in aside]
+            return self._where_there_is_one(layer, run, lambda: (cotangent, zeros))
+
+        positions = jnp.arange(self.indices.shape[0])
+        return jax.lax.scan(step, cotangent, (positions, residuals), reverse=True)
+
+    def backward_weight(
+        self, aside: list[jax.Array], gradients: Tree, context: Tree, unused: tuple
+    ) -> Tree:
+        """Adds the gradients of weights that `backward_input` left out.
+
+        Args:
+            aside: From `backward_input`.
+            gradients: Sums so far, in the form of ``weights``.
+            context: What `forward` was given.
+            unused: Anything of the types of `backward_input`'s residuals and cotangent;
+                its values do not matter.
+        """
+        residuals, cotangent = unused
+        passing = [leaf[0] for leaf in residuals], cotangent
+
+        def step(gradients: Tree, position_and_aside: tuple) -> tuple[Tree, None]:
+            position, of_layer = position_and_aside
+            layer = self.indices[position]
+
+            def run() -> Tree:
+                given = self._weights_at(position), context, layer
+                grad_weights = Split(self._gradients).later(given, passing, of_layer)
+                return self._add_at(position, gradients, grad_weights)
+
+            return self._where_there_is_one(layer, run, lambda: gradients), None
+
+        positions = jnp.arange(self.indices.shape[0])
+        return jax.lax.scan(step, gradients, (positions, aside))[0]
+
+    def _gradients(
+        self, given: tuple, passing: tuple[list[jax.Array], jax.Array]
+    ) -> tuple[jax.Array, Tree]:
+        """Returns the gradients of a layer's input and of its weights.
+
+        Args:
+            given: Weights, context and layer.
+            passing: Residuals and cotangent.
+        """
+        residuals, cotangent = passing
+        # Only its structure is used: nothing of this is computed again. The cotangent
+        # is of the shape of the input.
+        _, vjp = self._vjp(cotangent, *given)
+        grad_weights, grad_x = _put_back(vjp, given, residuals)(cotangent)
+        return grad_x, grad_weights
+
+    def _add_at(self, position: jax.Array, gradients: Tree, of_layer: Tree) -> Tree:
+        index = self.first + position
+        return jax.tree.map(
+            lambda total, part: total.at[index].add(part.astype(total.dtype)),
+            gradients,
+            of_layer,
+        )
+
     def _where_there_is_one(
         self, layer: jax.Array, run: Callable, skip: Callable
     ) -> Tree:
         if self.is_full:
             return run()
-        return jax.lax.cond(
-            layer >= 0,
-            lambda: self.region.varying(run()),
-            lambda: self.region.varying(skip()),
-        )
+        return self.region.cond(layer >= 0, run, skip)
 
     def _weights_at(self, position: jax.Array) -> Tree:
         index = self.first + position
@@ -156,7 +228,3 @@ def _put_back(vjp: Callable, given: Tree, residuals: list[jax.Array]) -> Callabl
     pending = iter(residuals)
     filled = [leaf if id(leaf) in known else next(pending) for leaf in leaves]
     return jax.tree.unflatten(structure, filled)
-
-
-def _add_at(total: jax.Array, part: jax.Array, index: jax.Array) -> jax.Array:
-    return total.at[index].add(part.astype(total.dtype))

@@ -6,7 +6,7 @@ out: nothing varies over them, and XLA 0.10 refuses collectives of such groups.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -75,6 +75,26 @@ class ManualRegion:
             return jax.lax.pcast(x, tuple(missing), to="varying") if missing else x
 
         return jax.tree.map(mark, tree)
+
+    def zeros(self, like: Any) -> jax.Array:
+        """Returns zeros of this rank's own, of the shape and dtype of ``like``."""
+        return self.varying(jnp.zeros(like.shape, like.dtype))
+
+    def cond(self, predicate: jax.Array, run: Callable, skip: Callable) -> Any:
+        """Returns the results of one of two functions; see `switch`."""
+        return self.switch(predicate.astype(jnp.int32), [skip, run])
+
+    def switch(self, index: jax.Array, branches: Sequence[Callable]) -> Any:
+        """Returns the results of one of several functions, as this rank's own.
+
+        They may communicate over those axes alone along which all ranks are sure to
+        have the same index.
+        """
+
+        def mark(branch: Callable) -> Callable:
+            return lambda: self.varying(branch())
+
+        return jax.lax.switch(index, [mark(branch) for branch in branches])
 
     def _narrow_all(self, specs: Any) -> Any:
         return jax.tree.map(
