@@ -52,6 +52,7 @@ def init(*, timeout_seconds: int = 300, catch_sigterm: bool = False) -> None:
     Communication: none between devices; the processes meet at the first one.
 
     Example:
+        >>> import jax, sbp
         >>> sbp.init()  # one process: nothing to join
         >>> jax.process_count()
         1
