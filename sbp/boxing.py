@@ -269,12 +269,15 @@ def _reductions(
         n = setting.num_devices(names)
         summed = tiling.with_partial(tiling.partial - set(names))
         num_bytes = cost.all_reduce_bytes(local, n)
-        yield _step("all-reduce", names, None, tiling, summed, num_bytes)
+        yield _step(
+            _unless_alone("all-reduce", n), names, None, tiling, summed, num_bytes
+        )
         num_bytes = cost.reduce_scatter_bytes(local, n)
         for dim in dims:
             cut = summed.with_dim(dim, (*tiling.dims[dim], *names))
             if cut.divides(setting.shape, setting.sizes):
-                yield _step("reduce-scatter", names, dim, tiling, cut, num_bytes)
+                move = _unless_alone("reduce-scatter", n)
+                yield _step(move, names, dim, tiling, cut, num_bytes)
 
 
 def _gathers_and_swaps(
@@ -288,12 +291,14 @@ def _gathers_and_swaps(
             n = setting.num_devices(names)
             gathered = tiling.with_dim(dim, all_names[:start])
             num_bytes = cost.all_gather_bytes(local, n)
-            yield _step("all-gather", names, dim, tiling, gathered, num_bytes)
+            move = _unless_alone("all-gather", n)
+            yield _step(move, names, dim, tiling, gathered, num_bytes)
             num_bytes = cost.all_to_all_bytes(local, n)
             for other in dims:
                 swapped = gathered.with_dim(other, (*tiling.dims[other], *names))
                 if other != dim and swapped.divides(setting.shape, setting.sizes):
-                    yield _step("all-to-all", names, other, tiling, swapped, num_bytes)
+                    move = _unless_alone("all-to-all", n)
+                    yield _step(move, names, other, tiling, swapped, num_bytes)
 
 
 def exchange_step(
@@ -350,6 +355,11 @@ def _step(
         num_bytes=num_bytes,
         num_messages=0 if collective in FREE else 1,
     )
+
+
+def _unless_alone(collective: str, num_devices: int) -> str:
+    """Returns the collective; along axes of one device it only changes the type."""
+    return collective if num_devices > 1 else "relabel"
 
 
 def _subsets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:

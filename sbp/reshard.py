@@ -145,6 +145,9 @@ def _lower(
 def _apply(
     x: jax.Array, *, steps: tuple[Step, ...], source: P, target: P, mesh: AbstractMesh
 ) -> jax.Array:
+    if mesh.size == 1:  # JAX cannot lower a shard_map of partial sums on one device
+        return jax.sharding.reshard(x, NamedSharding(mesh, target))
+
     def run_locally(shard: jax.Array) -> jax.Array:
         return run_steps(shard, steps, axes_of(mesh))
 
@@ -205,6 +208,11 @@ def _all_to_all(shard: jax.Array, step: Step, axes: Axes) -> jax.Array:
     return lax.all_to_all(shard, step.axes, _dim(step), gathered, tiled=True)
 
 
+def _relabel(shard: jax.Array, step: Step, axes: Axes) -> jax.Array:
+    """Changes nothing, unless there are no elements: then the shape."""
+    return shard if shard.size else shard.reshape(_target_shape(shard, step, axes))
+
+
 def _slice(shard: jax.Array, step: Step, axes: Axes) -> jax.Array:
     if step.dim is None:
         return _permute(shard, step, axes)
@@ -217,8 +225,6 @@ def _fill(shard: jax.Array, step: Step, axes: Axes) -> jax.Array:
     """Keeps the data on one device per piece, with zeros on the others."""
     index = lax.axis_index(step.axes)
     if step.dim is None:
-        if shard.size == 0:
-            return shard.reshape(_target_shape(shard, step, axes))
         return jnp.where(index == 0, shard, jnp.zeros_like(shard))
     zeros = jnp.zeros(_target_shape(shard, step, axes), shard.dtype)
     start = index * shard.shape[step.dim]
@@ -250,6 +256,7 @@ _MOVES: dict[str, Callable[[jax.Array, Step, Axes], jax.Array]] = {
     "all-reduce": _all_reduce,
     "all-to-all": _all_to_all,
     "collective-permute": _permute,
+    "relabel": _relabel,
     "slice": _slice,
     "fill": _fill,
 }

@@ -309,6 +309,11 @@ def _lower(
     x: jax.Array, *, source: P, source_mesh: Any, target: P, mesh: Any, **_: Any
 ) -> jax.Array:
     """Relabels the devices between two shard_maps: their order is the same."""
+    end, reduced = from_spec(target, x.ndim), frozenset(target.reduced)
+    if mesh.size == 1:
+        whole = reshard(x, Tiling(((),) * x.ndim))
+        y = jax.device_put(whole, NamedSharding(mesh, P()))
+        return reshard(y, end, reduced=reduced)
     steps, index, exchange = _steps(x, source, source_mesh, target, mesh)
     crossing = steps[index]
     here, there = (tuple(name for name, _ in axes_of(m)) for m in (source_mesh, mesh))
@@ -326,7 +331,7 @@ def _lower(
     )
     stack = leave(reshard(x, crossing.source))
     y = arrive(jax.device_put(stack, NamedSharding(mesh, P(there))))
-    return reshard(y, from_spec(target, x.ndim), reduced=frozenset(target.reduced))
+    return reshard(y, end, reduced=reduced)
 
 
 def _transpose(

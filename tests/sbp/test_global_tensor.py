@@ -206,6 +206,33 @@ def test_inside_jit_signature_and_shape_of_the_mesh_can_change():
     np.testing.assert_array_equal(y, 2 * value)
 
 
+@pytest.mark.parametrize("source", ["S(0)", "B", "P"])
+def test_one_device_has_every_signature(source):
+    line, square = sbp.placement("cpu", [3]), sbp.placement("cpu", [[3]])
+    value = np.arange(35.0, dtype=np.float32).reshape(7, 5)
+    x = sbp.to_global(value, line, sbp.parse(source))
+    for target in ("S(1)", "B", "P"):
+        y = sbp.to_global(x, sbp=sbp.parse(target))
+        assert sbp.signature_of(y) == sbp.parse(target)
+        np.testing.assert_array_equal(sbp.full_value(y), value)
+        z = jax.jit(lambda y: sbp.to_global(y, square, sbp.parse("P,S(0)")))(y)
+        assert sbp.signature_of(z) == sbp.parse("P,S(0)")
+        np.testing.assert_array_equal(sbp.full_value(z), value)
+
+
+def test_axes_of_one_device_cost_nothing():
+    row = sbp.placement("cpu", [[0, 1]])
+    for source in ("S(0),B", "P,B"):
+        for target in ("B,B", "S(1),B", "P,B"):
+            ends = sbp.parse(source), sbp.parse(target)
+            plan = sbp.plan(*ends, (4, 4), "int32", row)
+            assert (plan.collectives, plan.num_bytes) == ((), 0)
+    x = sbp.to_global(np.ones((4, 4)), row, sbp.parse("P,S(0)"))
+    assert sbp.full_value(sbp.to_global(x, sbp=sbp.parse("S(0),P"))).tolist() == (
+        np.ones((4, 4)).tolist()
+    )
+
+
 def test_inside_jit_a_plain_value_can_become_global():
     placement = line(0, 1)
     y = jax.jit(lambda: sbp.to_global(np.arange(4), placement, sbp.split(0)))()
