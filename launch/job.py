@@ -201,7 +201,6 @@ def build_steps(config: RunConfig, mesh: Mesh) -> step.StepConfig:
     model = dataclasses.replace(model, layer_order=tuple(indices.ravel().tolist()))
     rule = optimizer.build(config.optim, num_steps=config.train.num_steps)
     specs = state.param_specs(model, rows, mesh.axis_names)
-    is_dropping = config.model.dropout_rate or config.model.attention_dropout_rate
     return step.StepConfig(
         model=model,
         optimizer=rule,
@@ -212,7 +211,7 @@ def build_steps(config: RunConfig, mesh: Mesh) -> step.StepConfig:
         specs=specs,
         shardings=state.state_shardings(model, rule, specs=specs, mesh=mesh),
         num_microbatches=config.train.num_microbatches,
-        seed=config.train.seed if is_dropping else None,
+        seed=config.train.seed if config.model.is_random else None,
         remat=config.train.remat,
         pipeline=pipelines.build(
             dist, region, indices, num_microbatches=config.train.num_microbatches

@@ -43,7 +43,7 @@ class StageVocabulary(nnx.Module):
         return self.region.psum(own_BLD, "stage")
 
     def cross_entropy(
-        self, h_BND: jax.Array, bias_V: jax.Array, targets_BN: jax.Array
+        self, h_BND: jax.Array, bias_V: jax.Array | None, targets_BN: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Returns `losses.cross_entropy` over the whole vocabulary, both ``(B, N)``.
 

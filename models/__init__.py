@@ -4,7 +4,8 @@ Shape letters, at the end of the names of tensors: **B** batch, **L** length,
 **D** model, **H** heads, **K** head, **F** mlp, **V** vocabulary, **N** predicted
 positions. A training model has this form, whatever its family:
 
-- ``blocks``: an ``nnx.List`` of equal blocks, ``block(x_BLD, mask, keys_B)``;
+- ``blocks``: an ``nnx.List`` of equal blocks, ``block(x_BLD, mask, keys_B, layer)``,
+  where ``layer`` is the index of the block, known at run time alone;
 - ``embed(batch, keys_B)``: what comes before the blocks;
 - ``attention_mask(batch)``: what every block sees besides its input, no parameters;
 - ``losses(x_BLD, batch)``: what comes after them, *sums* over the batch by name;
@@ -18,7 +19,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from models import bert, sharding
+from models import bert, gpt2, sharding, vit
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,5 +40,11 @@ class ModelFamily:
 MODELS = {
     "bert": ModelFamily(
         config=bert.BertConfig, module=bert.Bert, rows=sharding.bert_rows
+    ),
+    "gpt2": ModelFamily(
+        config=gpt2.Gpt2Config, module=gpt2.Gpt2, rows=lambda config: sharding.GPT2
+    ),
+    "vit": ModelFamily(
+        config=vit.VitConfig, module=vit.Vit, rows=lambda config: sharding.VIT
     ),
 }

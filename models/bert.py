@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models import layers
+from models import layers, packing
 from models.losses import cross_entropy
 from models.rules import at_least
 
@@ -39,7 +39,7 @@ class BertConfig(layers.BlockConfig):
     @property
     def padded_vocab_size(self) -> int:
         """Rows of the vocabulary table."""
-        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+        return layers.round_up(self.vocab_size, self.vocab_multiple)
 
     def broken_rules(self) -> Iterator[str]:
         """Yields one sentence per broken rule."""
@@ -70,14 +70,12 @@ class Embeddings(nnx.Module):
         if config.norm_position == "post":
             self.norm = layers.layer_norm(config, rngs=rngs)
 
-    def __call__(
-        self, tokens_BL: jax.Array, segments_BL: jax.Array, keys_B: jax.Array | None
-    ) -> jax.Array:
-        """Embeds ``(B, L)`` tokens and their segments as ``(B, L, D)``."""
+    def __call__(self, batch: Batch, keys_B: jax.Array | None) -> jax.Array:
+        """Embeds the tokens of a batch as ``(B, L, D)``."""
         dtype = self.config.dtype
-        x_BLD = self.token.embed(tokens_BL)
-        x_BLD += self.position[: tokens_BL.shape[1]].astype(dtype)[None]
-        x_BLD += jnp.take(self.segment[...].astype(dtype), segments_BL, axis=0)
+        x_BLD = self.token.embed(batch["tokens"])
+        x_BLD += packing.position_embedding(self.position[...].astype(dtype), batch)
+        x_BLD += jnp.take(self.segment[...].astype(dtype), batch["segments"], axis=0)
         if self.config.norm_position == "post":
             x_BLD = self.norm(x_BLD).astype(dtype)
         return layers.dropout(x_BLD, self.config.dropout_rate, keys_B)
@@ -107,7 +105,8 @@ class Bert(nnx.Module):
     int32 ``(B, N)``, the positions to predict and their tokens, with ``weights``
     float32 ``(B, N)`` 0 where fewer than N are predicted; ``is_random_next`` int32
     ``(B,)``, 1 where the second segment does not follow the first, with
-    ``sample_weights`` float32 ``(B,)``, 0 on samples that only fill up a batch.
+    ``sample_weights`` float32 ``(B,)``, 0 on samples that only fill up a batch; and,
+    where rows hold several texts, ``documents`` as in `models.packing`.
     """
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
@@ -124,20 +123,21 @@ class Bert(nnx.Module):
 
     def embed(self, batch: Batch, keys_B: jax.Array | None = None) -> jax.Array:
         """Returns the input of the first block, ``(B, L, D)``."""
-        return self.embeddings(batch["tokens"], batch["segments"], keys_B)
+        return self.embeddings(batch, keys_B)
 
     @staticmethod
     def attention_mask(batch: Batch) -> jax.Array:
-        """Returns ``(B, 1, 1, L)``: nobody looks at padding."""
-        return batch["is_token"][:, None, None]
+        """Returns ``(B, 1, 1 or L, L)``: nobody looks at padding or other documents."""
+        mask = batch["is_token"][:, None, None]
+        if "documents" in batch:
+            mask &= packing.is_same_document(batch["documents"])
+        return mask
 
     def encode(self, batch: Batch, keys_B: jax.Array | None = None) -> jax.Array:
         """Returns the output of the last block, ``(B, L, D)``, on one device."""
         x_BLD = self.embed(batch, layers.fold_keys(keys_B, 0))
         mask = self.attention_mask(batch)
-        for index, block in enumerate(self.blocks):
-            x_BLD = block(x_BLD, mask, layers.fold_keys(keys_B, 1 + index))
-        return x_BLD
+        return layers.run_blocks(self.blocks, x_BLD, mask, keys_B)
 
     def pool(self, x_BLD: jax.Array) -> jax.Array:
         """Returns the pooled first position, ``(B, D)``."""

@@ -30,6 +30,8 @@ class BlockConfig:
         mlp_dim: Hidden width of the MLP.
         dropout_rate: Rate on the outputs of attention, MLP and embedding.
         attention_dropout_rate: Rate on the attention probabilities.
+        stochastic_depth_rate: Share of samples that skip a half of the last block;
+            the share grows linearly from 0 at the first block (arXiv:1603.09382).
         norm_position: ``"post"`` as in BERT (norm after the residual sum), or
             ``"pre"`` as in GPT-2 (norm on the input of each half, one at the end).
         norm_epsilon: Added to the variance.
@@ -47,6 +49,7 @@ class BlockConfig:
     mlp_dim: int = 512
     dropout_rate: float = 0.0
     attention_dropout_rate: float = 0.0
+    stochastic_depth_rate: float = 0.0
     norm_position: str = "post"
     norm_epsilon: float = 1e-12
     activation: str = "gelu"
@@ -59,12 +62,19 @@ class BlockConfig:
         """Width of one head."""
         return self.model_dim // self.num_heads
 
+    @property
+    def is_random(self) -> bool:
+        """Whether training drops anything, so that it needs random keys."""
+        rates = self.dropout_rate, self.attention_dropout_rate
+        return any(rates) or self.stochastic_depth_rate > 0
+
     def broken_rules(self) -> Iterator[str]:
         """Yields one sentence per broken rule."""
         sizes = dict(num_layers=1, num_heads=1, model_dim=1, mlp_dim=1)
         yield from at_least(self, **sizes, norm_epsilon=0, init_scale=0)
         yield from between(self, dropout_rate=(0, 0.999))
         yield from between(self, attention_dropout_rate=(0, 0.999))
+        yield from between(self, stochastic_depth_rate=(0, 0.999))
         yield from one_of(self, norm_position=("post", "pre"))
         yield from one_of(self, activation=tuple(ACTIVATIONS))
         yield from one_of(self, dtype=DTYPES, param_dtype=DTYPES)
@@ -79,6 +89,11 @@ ACTIVATIONS = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
 }
+
+
+def round_up(size: int, multiple: int) -> int:
+    """Returns the lowest multiple that is not below ``size``."""
+    return -(-size // multiple) * multiple
 
 
 def normal(scale: float) -> nnx.Initializer:
@@ -136,6 +151,26 @@ def dropout(x: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Array:
     return jnp.where(keep(keys_B), x / (1 - rate), jnp.zeros_like(x))
 
 
+def stochastic_depth(
+    branch: jax.Array, rate: float | jax.Array, keys_B: jax.Array | None
+) -> jax.Array:
+    """Zeroes the whole ``branch`` of a share ``rate`` of the samples.
+
+    Args:
+        branch: Shape ``(B, ...)``, to be added to a residual stream.
+        rate: Below 1; may be computed at run time.
+        keys_B: One key per sample, which alone decides; None keeps all.
+
+    Returns:
+        The shape and dtype of ``branch``; what is kept is scaled up.
+    """
+    if keys_B is None:
+        return branch
+    keep_B = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate))(keys_B)
+    scale_B = jnp.where(keep_B, 1 / (1 - rate), 0).astype(branch.dtype)
+    return branch * scale_B.reshape(-1, *[1] * (branch.ndim - 1))
+
+
 class Vocabulary(nnx.Module):
     """Token embedding and its transpose, the output layer (arXiv:1608.05859).
 
@@ -156,13 +191,13 @@ class Vocabulary(nnx.Module):
         """Looks the tokens up: ``(B, L)`` to ``(B, L, D)``."""
         return jnp.take(self.embedding[...].astype(self.dtype), tokens_BL, axis=0)
 
-    def logits(self, h_BND: jax.Array, bias_V: jax.Array) -> jax.Array:
+    def logits(self, h_BND: jax.Array, bias_V: jax.Array | None = None) -> jax.Array:
         """Scores every token: ``(B, N, D)`` to float32 ``(B, N, V)``."""
         table_VD = self.embedding[...]
         return vocabulary_logits(table_VD, bias_V, h_BND, size=self.size)
 
     def cross_entropy(
-        self, h_BND: jax.Array, bias_V: jax.Array, targets_BN: jax.Array
+        self, h_BND: jax.Array, bias_V: jax.Array | None, targets_BN: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Returns `losses.cross_entropy` of the logits, both ``(B, N)``."""
         return cross_entropy(self.logits(h_BND, bias_V), targets_BN)
@@ -170,7 +205,7 @@ class Vocabulary(nnx.Module):
 
 def vocabulary_logits(
     table_VD: jax.Array,
-    bias_V: jax.Array,
+    bias_V: jax.Array | None,
     h_BND: jax.Array,
     *,
     size: int,
@@ -180,7 +215,7 @@ def vocabulary_logits(
 
     Args:
         table_VD: The rows.
-        bias_V: Their biases.
+        bias_V: Their biases; None for none.
         h_BND: What to score; its dtype is that of the products.
         size: Tokens of the whole vocabulary; a row past them is padding.
         first_token: Token of the first row given.
@@ -194,7 +229,8 @@ def vocabulary_logits(
         table_VD.astype(h_BND.dtype),
         preferred_element_type=jnp.float32,
     )
-    scores_BNV += bias_V.astype(jnp.float32)[None, None]
+    if bias_V is not None:
+        scores_BNV += bias_V.astype(jnp.float32)[None, None]
     is_token_V = first_token + jnp.arange(table_VD.shape[0]) < size
     return jnp.where(is_token_V, scores_BNV, jnp.finfo(jnp.float32).min)
 
@@ -286,19 +322,29 @@ class Block(nnx.Module):
         self.mlp_norm = layer_norm(config, rngs=rngs)
 
     def __call__(
-        self, x_BLD: jax.Array, mask: jax.Array | None, keys_B: jax.Array | None
+        self,
+        x_BLD: jax.Array,
+        mask: jax.Array | None,
+        keys_B: jax.Array | None,
+        layer: int | jax.Array,
     ) -> jax.Array:
-        """Applies the layer; the shape stays ``(B, L, D)``, see `Attention`."""
-        rate = self.config.dropout_rate
+        """Applies the layer; the shape stays ``(B, L, D)``.
+
+        Args:
+            x_BLD: Input.
+            mask: See `Attention`.
+            keys_B: One key per sample; None switches all dropping off.
+            layer: Index of this block in the stack.
+        """
 
         def attend(h_BLD: jax.Array) -> jax.Array:
             y_BLD = self.attention(h_BLD, mask, fold_keys(keys_B, 0))
             y_BLD = checkpoint_name(y_BLD, "attention_out")
-            return dropout(y_BLD, rate, fold_keys(keys_B, 1))
+            return self._drop(y_BLD, fold_keys(keys_B, 1), layer)
 
         def transform(h_BLD: jax.Array) -> jax.Array:
             y_BLD = checkpoint_name(self.mlp(h_BLD), "mlp_down")
-            return dropout(y_BLD, rate, fold_keys(keys_B, 2))
+            return self._drop(y_BLD, fold_keys(keys_B, 2), layer)
 
         dtype = x_BLD.dtype
         if self.config.norm_position == "pre":
@@ -306,3 +352,24 @@ class Block(nnx.Module):
             return x_BLD + transform(self.mlp_norm(x_BLD).astype(dtype))
         x_BLD = self.attention_norm(x_BLD + attend(x_BLD)).astype(dtype)
         return self.mlp_norm(x_BLD + transform(x_BLD)).astype(dtype)
+
+    def _drop(
+        self, branch: jax.Array, keys_B: jax.Array | None, layer: int | jax.Array
+    ) -> jax.Array:
+        config = self.config
+        branch = dropout(branch, config.dropout_rate, fold_keys(keys_B, 0))
+        if config.stochastic_depth_rate == 0:
+            return branch
+        # Equal blocks run as one program: only at run time does one know its depth.
+        depth = layer / max(config.num_layers - 1, 1)
+        rate = config.stochastic_depth_rate * depth
+        return stochastic_depth(branch, rate, fold_keys(keys_B, 1))
+
+
+def run_blocks(
+    blocks: nnx.List, x_BLD: jax.Array, mask: jax.Array | None, keys_B: jax.Array | None
+) -> jax.Array:
+    """Applies blocks one after the other, on one device; see `Block`."""
+    for layer, block in enumerate(blocks):
+        x_BLD = block(x_BLD, mask, fold_keys(keys_B, 1 + layer), layer)
+    return x_BLD

@@ -31,3 +31,24 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax
     target = jnp.where(is_target, shifted, 0.0).sum(-1)
     loss = jnp.log(jnp.exp(shifted).sum(-1)) - target
     return loss, jax.lax.stop_gradient(target >= 0).astype(jnp.float32)
+
+
+def soft_cross_entropy(logits: jax.Array, probabilities: jax.Array) -> jax.Array:
+    """Returns the loss against a distribution over the classes.
+
+    ``loss = logsumexp(logits) - sum(probabilities * logits)``, the probabilities adding
+    up to 1.
+
+    Args:
+        logits: float32 ``(..., C)``.
+        probabilities: Target, float32 ``(..., C)``.
+
+    Returns:
+        Loss in nats, float32 ``(...)``.
+
+    Example:
+        >>> loss = soft_cross_entropy(jnp.zeros((1, 4)), jnp.array([[0, 0.5, 0.5, 0]]))
+        >>> round(float(loss[0]), 4)
+        1.3863
+    """
+    return -(probabilities * jax.nn.log_softmax(logits)).sum(-1)

@@ -45,6 +45,20 @@ BERT: Rows = {
     "next_sentence/*": {},
 }
 
+GPT2: Rows = {
+    **BLOCK,
+    "token/embedding": VOCABULARY,  # (V, D)
+    "position": {},
+    "final_norm/*": {},
+}
+
+VIT: Rows = {
+    **BLOCK,
+    "patches/*": {},
+    "final_norm/*": {},
+    "classifier/*": {},
+}
+
 
 def bert_rows(config: bert.BertConfig) -> Rows:
     """Returns the table of a BERT: where the norms stand depends on its config."""

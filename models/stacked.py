@@ -82,7 +82,7 @@ class StackedModel:
         """
         mask, keys_B = context
         module = nnx.merge(self.block_def, nnx.State(block))
-        return module(x, mask, fold_keys(keys_B, 1 + layer))
+        return module(x, mask, fold_keys(keys_B, 1 + layer), layer)
 
     def losses(self, outer: Params, x: jax.Array, batch: Batch) -> Batch:
         """Returns the model's ``losses``, from the parameters without blocks."""

@@ -1,0 +1,45 @@
+"""Several documents in one row, none of which sees the others.
+
+``documents`` is int32 ``(B, L)``: positions of one document are consecutive and have
+the same number, neighbors have different ones.
+"""
+
+import jax
+import jax.numpy as jnp
+
+Batch = dict[str, jax.Array]
+
+
+def is_same_document(documents_BL: jax.Array) -> jax.Array:
+    """Returns the attention mask, boolean ``(B, 1, L, L)``, a block per document.
+
+    Example:
+        >>> is_same_document(jnp.array([[0, 0, 1]]))[0, 0].astype(int).tolist()
+        [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    """
+    return (documents_BL[:, :, None] == documents_BL[:, None, :])[:, None]
+
+
+def positions_in_document(documents_BL: jax.Array) -> jax.Array:
+    """Returns the position of each token in its own document, int32 ``(B, L)``.
+
+    Example:
+        >>> positions_in_document(jnp.array([[0, 0, 0, 1, 1]])).tolist()
+        [[0, 1, 2, 0, 1]]
+    """
+    index_BL = jax.lax.broadcasted_iota(jnp.int32, documents_BL.shape, 1)
+    is_start_BL = jnp.diff(documents_BL, axis=1, prepend=documents_BL[:, :1] - 1) != 0
+    return index_BL - jax.lax.cummax(jnp.where(is_start_BL, index_BL, 0), axis=1)
+
+
+def position_embedding(table: jax.Array, batch: Batch) -> jax.Array:
+    """Returns the embedding of each position, ``(1 or B, L, D)``.
+
+    Args:
+        table: Shape ``(max_len, D)``.
+        batch: With ``tokens`` ``(B, L)``. Without ``documents`` a row is one document;
+            with them positions count from the start of each.
+    """
+    if "documents" in batch:
+        return jnp.take(table, positions_in_document(batch["documents"]), axis=0)
+    return table[None, : batch["tokens"].shape[1]]
