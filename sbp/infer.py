@@ -19,7 +19,6 @@ from jax.sharding import PartitionSpec as P
 from sbp._compat import no_mesh_set
 from sbp.assemble import fit
 from sbp.deduction.arguments import Arguments, TensorType, is_on_mesh, read
-from sbp.deduction.axis import ADD_UP, Wanted
 from sbp.deduction.compiling import (
     Backward,
     Call,
@@ -29,6 +28,7 @@ from sbp.deduction.compiling import (
     compile_program,
     dual,
 )
+from sbp.deduction.local import ADD_UP, Wanted
 from sbp.deduction.program import Instruction, Program
 from sbp.reshard import dual_spec
 from sbp.rules.form import is_inexact

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from sbp.deduction import execute
 from sbp.deduction.arguments import TensorType
-from sbp.deduction.axis import Wanted
+from sbp.deduction.local import Wanted
 from sbp.deduction.program import Program, deduce_program
 from sbp.deduction.region import trace
 from sbp.rules.form import is_inexact

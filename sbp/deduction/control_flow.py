@@ -2,19 +2,16 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
+from sbp.deduction.local import AxisPlan, LocalRegion, Wanted
 from sbp.deduction.region import Operation
 from sbp.rules.form import Rule, Shape
 from sbp.signature import Component, PartialSum, Split, broadcast, partial_sum
 
-if TYPE_CHECKING:
-    from sbp.deduction.axis import AxisPlan, LocalRegion, MeshAxis
-
 Components = tuple[Component, ...]
-Wanted = Sequence[Component | None]
-Deduce = Callable[["LocalRegion", "MeshAxis", Sequence[Component], Wanted], "AxisPlan"]
-Decision = tuple[Rule, tuple["AxisPlan", ...], int]
+# Plans a body, given the components of its arguments and those wanted of its results.
+PlanBody = Callable[[LocalRegion, Components, tuple], AxisPlan]
+Decision = tuple[Rule, tuple[AxisPlan, ...], int]
 
 # A carry that has not settled after so many rounds is broadcast.
 MAX_ROUNDS = 4
@@ -22,11 +19,11 @@ MAX_ROUNDS = 4
 
 def decide(
     operation: Operation,
-    bodies: Sequence["LocalRegion"],
+    bodies: Sequence[LocalRegion],
     shapes: Sequence[Shape],
     given: Components,
-    axis: "MeshAxis",
-    deduce: Deduce,
+    num_shards: int,
+    run: PlanBody,
 ) -> Decision:
     """Returns the rule of a loop or condition, the plans of its bodies, their cost.
 
@@ -35,16 +32,12 @@ def decide(
         bodies: Its bodies or branches.
         shapes: Shapes of the operands, cut by the axes decided before.
         given: Component of each operand.
-        axis: The axis.
-        deduce: Decides a body.
+        num_shards: Devices along the axis.
+        run: Plans a body, given the components of its arguments and those wanted.
     """
-
-    def run(body: "LocalRegion", inputs: Components, wanted: Wanted) -> "AxisPlan":
-        return deduce(body, axis, inputs, wanted)
-
     match operation.name:
         case "scan":
-            scanned = tuple(map(_scanned, given, shapes, [axis.size] * len(given)))
+            scanned = tuple(map(_scanned, given, shapes, [num_shards] * len(given)))
             return _decide_scan(operation, bodies[0], given, scanned, run)
         case "while":
             return _decide_while(operation, bodies, given, run)
@@ -53,15 +46,12 @@ def decide(
     raise AssertionError(f"{operation.name} has bodies, but no rule")
 
 
-Run = Callable[["LocalRegion", Components, Wanted], "AxisPlan"]
-
-
 def _decide_scan(
     operation: Operation,
-    body: "LocalRegion",
+    body: LocalRegion,
     given: Components,
     scanned: Components,
-    run: Run,
+    run: PlanBody,
 ) -> Decision:
     num_consts, num_carry = (
         operation.params["num_consts"],
@@ -73,7 +63,7 @@ def _decide_scan(
     inner = tuple(_shifted(component, -1) for component in xs)
     num_ys = len(body.region.outputs) - num_carry
 
-    def step(carry: Components, wanted: Wanted) -> "AxisPlan":
+    def step(carry: Components, wanted: Wanted) -> AxisPlan:
         return run(body, (*consts, *carry, *inner), (*wanted, *[None] * num_ys))
 
     carry, plan = _settle(step, carry)
@@ -84,16 +74,16 @@ def _decide_scan(
 
 def _decide_while(
     operation: Operation,
-    bodies: Sequence["LocalRegion"],
+    bodies: Sequence[LocalRegion],
     given: Components,
-    run: Run,
+    run: PlanBody,
 ) -> Decision:
     condition, body = bodies
     num_cond, num_body = (operation.params[f"{k}_nconsts"] for k in ("cond", "body"))
     consts = tuple(map(_invariant, given[: num_cond + num_body]))
     of_cond, of_body = consts[:num_cond], consts[num_cond:]
     carry, plan = _settle(
-        lambda carry, wanted: run(body, (*of_body, *carry), wanted),
+        lambda carry, wanted: run(body, (*of_body, *carry), tuple(wanted)),
         given[num_cond + num_body :],
     )
     test = run(condition, (*of_cond, *carry), (broadcast,))
@@ -102,10 +92,10 @@ def _decide_while(
 
 
 def _decide_cond(
-    bodies: Sequence["LocalRegion"], given: Components, run: Run
+    bodies: Sequence[LocalRegion], given: Components, run: PlanBody
 ) -> Decision:
     operands = given[1:]
-    free: Wanted = [None] * len(bodies[0].region.outputs)
+    free = (None,) * len(bodies[0].region.outputs)
     results = [run(body, operands, free).outputs for body in bodies]
     agreed = tuple(_agree(components) for components in zip(*results, strict=True))
     plans = tuple(run(body, operands, agreed) for body in bodies)
@@ -114,8 +104,8 @@ def _decide_cond(
 
 
 def _settle(
-    step: Callable[[Components, Wanted], "AxisPlan"], carry: Components
-) -> tuple[Components, "AxisPlan"]:
+    step: Callable[[Components, Wanted], AxisPlan], carry: Components
+) -> tuple[Components, AxisPlan]:
     """Returns components of the carry that one turn of the loop keeps.
 
     The components that come out are tried as those that go in. A sum that grows in

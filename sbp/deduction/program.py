@@ -10,14 +10,8 @@ import math
 from collections.abc import Sequence
 
 from sbp import boxing, cost
-from sbp.deduction.axis import (
-    AxisPlan,
-    LocalRegion,
-    MeshAxis,
-    Wanted,
-    apply_axis,
-    deduce,
-)
+from sbp.deduction.axis import deduce
+from sbp.deduction.local import AxisPlan, LocalRegion, MeshAxis, Wanted, apply_axis
 from sbp.deduction.region import BARRIER, CONSTRAINT, Operation, Region, Value
 from sbp.rules import has_form
 from sbp.rules.form import Shape

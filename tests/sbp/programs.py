@@ -51,7 +51,7 @@ def block(norm_position="post"):
 
     def apply(params, x_BLD):
         flat = [(tuple(k.split("/")), nnx.Param(v)) for k, v in params.items()]
-        return nnx.merge(graph, nnx.from_flat_state(flat))(x_BLD, None, None)
+        return nnx.merge(graph, nnx.from_flat_state(flat))(x_BLD, None, None, layer=0)
 
     return apply, params
 

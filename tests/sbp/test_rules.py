@@ -10,7 +10,7 @@ import sharded
 
 import sbp
 from sbp.deduction import execute
-from sbp.deduction.axis import AxisPlan, LocalRegion, apply_axis
+from sbp.deduction.local import AxisPlan, LocalRegion, apply_axis
 from sbp.deduction.program import build_program
 from sbp.deduction.region import trace
 from sbp.rules import FORMS, admissible_rules
