@@ -12,7 +12,7 @@
 # A block of BERT is a hundred operations. Which of them communicate, depends on how its
 # parameters are cut. This page lets `sbp.explain` answer that for the layout of
 # Megatron-LM, then for others, without a single number being computed. It takes ten
-# minutes, and needs `03_mlp_by_hand.py`.
+# minutes, and needs `03_parallel_mlp.py`.
 
 # %%
 import os
