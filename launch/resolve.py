@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from launch import run_config
+from launch import pipelines, run_config
 from launch.run_config import RunConfig
 from models import MODELS
 
@@ -127,7 +127,11 @@ def resolve(
         raise ConfigError(problems)
 
     config = RunConfig(model_name=name, **sections)
-    problems = [*config.broken_rules(), *_broken_device_rules(config, devices)]
+    problems = [
+        *config.broken_rules(),
+        *pipelines.broken_rules(config),
+        *_broken_device_rules(config, devices),
+    ]
     if problems:
         raise ConfigError(problems)
     dist = dataclasses.replace(config.dist, pipeline_num_layers=config.model.num_layers)
@@ -248,15 +252,26 @@ def _convert(value: Any, wanted: Any) -> Any:
     """Returns ``value`` as the annotated type; TypeError if that would change it."""
     origin, args = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is types.UnionType:
-        return None if value is None else _convert(value, args[0])
+        return _convert_to_any(value, args)
     if origin is tuple and isinstance(value, list | tuple):
         items = [args[0]] * len(value) if args[-1] is ... else args
+        if len(items) != len(value):
+            raise TypeError
         return tuple(_convert(v, a) for v, a in zip(value, items, strict=True))
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not wanted:
         raise TypeError
     return value
+
+
+def _convert_to_any(value: Any, wanted: tuple[Any, ...]) -> Any:
+    for one in wanted:
+        try:
+            return _convert(value, one)
+        except TypeError:
+            continue
+    raise TypeError
 
 
 def _unknown(kind: str, given: Any, known: Any, prefix: str = "") -> list[str]:

@@ -233,10 +233,7 @@ class RunConfig:
             )
 
     def _broken_model_rules(self) -> Iterator[str]:
-        tensor, stages = (
-            self.dist.tensor_parallel_size,
-            self.dist.pipeline_parallel_size,
-        )
+        tensor = self.dist.tensor_parallel_size
         sizes = {
             "num_heads": self.model.num_heads,
             "mlp_dim": self.model.mlp_dim,
@@ -256,9 +253,4 @@ class RunConfig:
             yield (
                 f"dist.pipeline_num_layers={self.dist.pipeline_num_layers} is not"
                 f" model.num_layers={layers}. Leave it at None to take the model's."
-            )
-        if stages > layers:
-            yield (
-                f"dist.pipeline_parallel_size={stages} is more than the {layers} layers"
-                f" of the model. Use at most {layers} stages."
             )
