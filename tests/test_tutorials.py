@@ -2,7 +2,7 @@
 
 The notebooks are made from the scripts, without outputs, by
 
-    jupytext --to ipynb docs/tutorials/*.py
+    jupytext --update --to ipynb docs/tutorials/*.py
 """
 
 import doctest
@@ -54,7 +54,7 @@ def test_tutorial_runs_and_prints(script):
 @each_script
 def test_notebook_has_the_cells_of_the_script_and_no_outputs(script):
     notebook = script.with_suffix(".ipynb")
-    assert cells_of(notebook) == cells_of(script), "jupytext --to ipynb docs/tutorials"
+    assert cells_of(notebook) == cells_of(script), "run jupytext, as said above"
     code = [c for c in jupytext.read(notebook).cells if c.cell_type == "code"]
     assert not any(cell.outputs or cell.execution_count for cell in code)
 

@@ -177,5 +177,5 @@ assert np.array_equal(sbp.full_value(moved), value)
 # - Where a result is a partial sum, look whether the next operation can use it as it
 #   is, or in pieces.
 #
-# `03_parallel_mlp.py` puts this to work: a layer pair of a transformer that communicates
-# once.
+# `03_parallel_mlp.py` puts this to work: a layer pair of a transformer that
+# communicates once.
