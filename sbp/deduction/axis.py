@@ -55,9 +55,12 @@ def deduce(
         wanted: Component that each result must get. None leaves it as it comes,
             ``ADD_UP`` leaves splits as they come.
     """
-    plans = [
-        Planner(axis, debt).plan(local, tuple(inputs), tuple(wanted)) for debt in DEBTS
-    ]
+    plans = []
+    for debt in DEBTS:
+        planner = Planner(axis, debt)
+        plans.append(planner.plan(local, tuple(inputs), tuple(wanted)))
+        if not planner.has_weighed_debt:
+            break  # no choice depends on it
     return min(plans, key=lambda plan: _cost_in_all(local, plan, axis))
 
 
@@ -75,11 +78,13 @@ class Planner:
     Attributes:
         axis: The axis.
         debt: Bytes that a partial sum will cost, of its size and that of the axis.
+        has_weighed_debt: Whether the debt has played a part in a choice.
     """
 
     def __init__(self, axis: MeshAxis, debt: Debt) -> None:
         self.axis = axis
         self.debt = debt
+        self.has_weighed_debt = False
         self._plans: dict[Hashable, AxisPlan] = {}
 
     def plan(
@@ -104,7 +109,7 @@ class Planner:
                 local,
                 self.axis,
                 rule_sets,
-                debt=self.debt,
+                debt=self._weigh_debt,
                 plan_body=self.plan,
                 early=early,
             )
@@ -115,3 +120,7 @@ class Planner:
         if not early:
             return plan
         return min(plan, walk(early).run(inputs, wanted), key=lambda p: p.cost)
+
+    def _weigh_debt(self, num_bytes: int, num_shards: int) -> int:
+        self.has_weighed_debt = True
+        return self.debt(num_bytes, num_shards)
