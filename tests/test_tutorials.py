@@ -1,11 +1,10 @@
-"""Each tutorial runs, its notebook holds the same cells; examples in pages are right.
+"""Each tutorial runs, and its notebook holds the same cells.
 
 The notebooks are made from the scripts, without outputs, by
 
     jupytext --update --to ipynb docs/tutorials/*.py
 """
 
-import doctest
 import os
 import pathlib
 import subprocess
@@ -17,7 +16,6 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 SCRIPTS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
 NOISE = ROOT / "docs" / "tutorials" / "05_noise.py"
-PAGES = [page for page in ROOT.glob("docs/*.md") if ">>> " in page.read_text()]
 TIME_LIMIT = 300  # seconds, for one tutorial on a loaded machine
 
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -79,11 +77,3 @@ def test_every_rank_of_the_noise_says_what_it_holds(launcher):
     ]
     num_processes = 4 if launcher else 1
     assert sum("largest difference: 0.0" in line for line in lines) == num_processes
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_examples_of_page_print_what_it_says(page, devices):
-    assert len(devices) == 8
-    result = doctest.testfile(str(page), module_relative=False)
-    assert result.attempted
-    assert not result.failed
