@@ -1,5 +1,6 @@
 """One pass over the operations of a region, on one mesh axis."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from sbp import cost
@@ -38,7 +39,7 @@ class Walk:
         self.plan_body = plan_body
         self.rule_sets = rule_sets
         self.early = early
-        self.versions: list[list[Component]] = [[] for _ in local.values]
+        self.versions: list[tuple[Component, ...]] = [()] * len(local.values)
         self.produced: list[Component] = [broadcast] * len(local.values)
         self.cost = 0
         self.sums = SumGraph()
@@ -47,7 +48,7 @@ class Walk:
         """Returns the plan; see `sbp.deduction.axis.deduce` for the arguments."""
         region = self.local.region
         for value in region.constants:
-            self.versions[value] = [broadcast]
+            self.versions[value] = _only(broadcast)
         for value, component in zip(region.inputs, inputs, strict=True):
             self._produce(value, component)
             if isinstance(component, PartialSum):
@@ -117,7 +118,7 @@ class Walk:
 
     def _produce(self, value: int, component: Component) -> None:
         self.produced[value] = component
-        self.versions[value] = [component]
+        self.versions[value] = _only(component)
         if isinstance(component, PartialSum):
             self.sums.costs[value] = self._transition(value, component, broadcast)
             if value in self.early:
@@ -131,9 +132,9 @@ class Walk:
         self.cost += paid
         if isinstance(versions[0], PartialSum):
             self.sums.add_sink(value, target, paid)
-            self.versions[value] = [target]
+            self.versions[value] = _only(target)
         else:
-            versions.append(target)
+            self.versions[value] = (*versions, target)
 
     def _give(self, value: int, wanted: Component | AddUp | None) -> Component:
         """Returns the component of a result, after converting it if asked to."""
@@ -217,6 +218,12 @@ def _may_sum(rule: Rule, given: Sequence[Component], have: Component) -> bool:
         need == own and not isinstance(own, Broadcast)
         for need, own in zip(rule.inputs, given, strict=True)
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _only(component: Component) -> tuple[Component]:
+    """One object per component: a new one for each value keeps the collector busy."""
+    return (component,)
 
 
 def _equal(left: Component, right: Component) -> bool:
