@@ -1,6 +1,7 @@
 """The only file that uses private or changing JAX API. Kept small."""
 
 import contextlib
+import functools
 import hashlib
 import os
 import pickle
@@ -9,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import config, core
+from jax._src import config, core, distributed
 from jax._src.mesh import empty_abstract_mesh, empty_concrete_mesh
 from jax.experimental import multihost_utils
 from jax.extend.core import JaxprEqn, Primitive
@@ -200,6 +201,41 @@ def gather_from_processes(mine: dict[int, Any]) -> dict[int, Any]:
     row[: len(message)] = np.frombuffer(message, dtype=np.uint8)
     rows = multihost_utils.process_allgather(row).reshape(-1, _MESSAGE_BYTES)
     return {k: v for row in rows for k, v in pickle.loads(row.tobytes()).items()}
+
+
+MEETING_SECONDS = 300  # how long a process waits for the others at a conversion
+
+
+def meet_others(call: str, meshes: Sequence[Mesh]) -> None:
+    """Waits until all processes with devices in the meshes make the same call.
+
+    Only the first time for each call: processes that run different code should say so
+    in an exception, not wait in a collective.
+
+    Raises:
+        TimeoutError: If they do not come.
+    """
+    devices = (device for mesh in meshes for device in mesh.devices.flat)
+    processes = tuple(sorted({device.process_index for device in devices}))
+    if len(processes) > 1 and jax.process_index() in processes:
+        _meet_once(call, processes)
+
+
+@functools.cache
+def _meet_once(call: str, processes: tuple[int, ...]) -> None:
+    name = hashlib.sha256(f"{call}{processes}".encode()).hexdigest()
+    client = distributed.global_state.client
+    assert client is not None, "several processes have a coordination service"
+    try:
+        client.wait_at_barrier(f"sbp/{name}", MEETING_SECONDS * 1000, list(processes))
+    except jax.errors.JaxRuntimeError as error:
+        raise TimeoutError(
+            f"Process {jax.process_index()} called {call} and waited "
+            f"{MEETING_SECONDS} seconds, but not all of the processes {processes} made "
+            "this call. All processes must run the same calls in the same order, with "
+            "the same placements and signatures; look for a branch on the rank, or for "
+            "a process that is still busy."
+        ) from error
 
 
 def same_in_all_processes(value: np.ndarray) -> bool:

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from sbp._compat import (
     concrete_mesh,
     linear_primitive,
+    meet_others,
     no_mesh_set,
     on_mesh,
     sharding_of,
@@ -119,10 +120,13 @@ def _run(
     x: jax.Array, *, source: P, target: P, mesh: AbstractMesh, **_: Any
 ) -> jax.Array:
     """Runs step by step, so that conversions share their compiled steps."""
+    here = concrete_mesh(x)
+    assert here is not None
     if x.size == 0:
-        here = concrete_mesh(x)
-        assert here is not None
         return without_elements(x, here, target)
+    if jax.process_count() > 1:
+        kind = jax.typeof(x)
+        meet_others(f"sbp.to_global({kind} on {axes_of(here)} -> {target})", [here])
     steps = steps_between(x, source, target, mesh)
     if not steps:
         with no_mesh_set():

@@ -24,6 +24,7 @@ from sbp._compat import (
     concrete_mesh,
     expect_devices,
     linear_primitive,
+    meet_others,
     mesh_set,
     no_mesh_set,
     on_mesh,
@@ -246,6 +247,10 @@ def _run(
 ) -> jax.Array:
     if x.size == 0:
         return without_elements(x, mesh, target)
+    if jax.process_count() > 1:
+        ids = [device.id for device in mesh.devices.flat]
+        call = f"sbp.to_global({jax.typeof(x)} -> {target} on {axes_of(mesh)} {ids})"
+        meet_others(call, [source_mesh, mesh])
     steps, index, exchange = _steps(x, source, source_mesh, target, mesh)
     crossing = steps[index]
     x = reshard(x, crossing.source)
