@@ -1,4 +1,99 @@
-"""Global tensors for JAX: placements, signatures and the conversions between them."""
+"""Global tensors for JAX: write the program for one device, say where tensors lie.
+
+A *global tensor* is an ordinary ``jax.Array`` with one shape and one value, whose
+pieces lie on many devices. Two things describe it.
+
+**Placement**: on which devices, arranged along named axes. Devices are named by their
+*rank*, their position in ``jax.devices()``; the order given is kept.
+
+    >>> import jax, numpy as np, sbp
+    >>> devices = sbp.placement("cpu", [[0, 1], [2, 3]], ("data", "tensor"))
+
+(On one machine, ``jax.config.update("jax_num_cpu_devices", 8)`` before anything else
+gives eight CPU devices to play with; ``JAX_NUM_CPU_DEVICES=8`` does so from outside.)
+
+**Signature**: how it lies, one component per axis of the placement.
+
+- ``sbp.split(dim)``, short ``S(dim)``: the devices along the axis hold parts of a dim.
+- ``sbp.broadcast``, short ``B``: they all hold the same.
+- ``sbp.partial_sum``, short ``P``: they hold addends; the value is their sum.
+
+``sbp.to_global(value, placement, signature)`` makes a tensor, and its type tells how it
+lies: a dim of size 16 cut along ``data`` is written ``16@data``, a sum that is still to
+be made along ``tensor`` is ``{U:tensor}``.
+
+    >>> value = np.arange(128, dtype=np.float32).reshape(16, 8)
+    >>> x = sbp.to_global(value, devices, (sbp.split(0), sbp.split(1)))
+    >>> print(jax.typeof(x))
+    float32[16@data,8@tensor]
+    >>> print(sbp.show(x))
+    float32[16@data,8@tensor]: (S(0), S(1)) on cpu [[0, 1], [2, 3]]
+    <BLANKLINE>
+           0:4   4:8
+         +-----+-----+
+     0:8 |  0  |  1  |
+         +-----+-----+
+    8:16 |  2  |  3  |
+         +-----+-----+
+    <BLANKLINE>
+    rank   0  part [0:8, 0:4]   local shape (8, 4)
+    rank   1  part [0:8, 4:8]   local shape (8, 4)
+    rank   2  part [8:16, 0:4]  local shape (8, 4)
+    rank   3  part [8:16, 4:8]  local shape (8, 4)
+
+The same function changes signature and placement later, inside ``jax.jit`` too. A
+signature may name axes; those left out are broadcast. ``sbp.plan`` tells beforehand
+which collectives that takes, and how many bytes the busiest device receives.
+
+    >>> y = sbp.to_global(x, sbp={"tensor": sbp.split(0)})
+    >>> sbp.signature_of(y)
+    (sbp.broadcast, sbp.split(0))
+    >>> there = sbp.placement("cpu", [7, 5])
+    >>> print(jax.typeof(sbp.to_global(x, there, sbp.split(1))))
+    float32[16,8@x]
+    >>> ends = sbp.parse("S(0),P"), sbp.parse("S(0),B")
+    >>> print(sbp.plan(*ends, (16, 8), "int8", devices))
+    int8[16, 8]: (S(0), P) -> (S(0), B), 64 bytes per device
+      all-reduce          tensor        -> S(0) on data                          64
+
+To look inside: ``sbp.to_local`` gives the shards by rank (and ``sbp.from_local`` takes
+them back), ``sbp.full_value`` the whole as NumPy, partial sums added up.
+
+    >>> z = sbp.to_global(value, devices, (sbp.split(0), sbp.partial_sum))
+    >>> sorted(sbp.to_local(z)), sbp.to_local(z)[3].shape
+    ([0, 1, 2, 3], (8, 8))
+    >>> np.array_equal(sbp.full_value(z), value)
+    True
+
+JAX's own functions take global tensors. Those of this package also choose signatures:
+a product whose inner dim is cut stays a partial sum, without communication, and
+``sbp.jit`` does the same for a whole function; ``sbp.explain`` lists what it inserts.
+
+    >>> w = sbp.ones((8, 4), placement=devices, sbp={"tensor": sbp.split(0)})
+    >>> print(jax.typeof(x), "@", jax.typeof(w), "=", jax.typeof(sbp.matmul(x, w)))
+    float32[16@data,8@tensor] @ float32[8@tensor,4] = float32[16@data,4]{U:tensor}
+
+What there is (``help(sbp.name)`` has arguments, errors and examples):
+
+- Where and how: ``placement``, ``placement.all``, ``split``, ``broadcast``,
+  ``partial_sum``, ``parse``.
+- Tensors: ``to_global``, ``tensor``, ``from_local``; ``zeros``, ``ones``, ``full``,
+  ``empty``, ``arange``, ``linspace``, ``logspace``, ``eye``, ``hann_window``, and
+  ``zeros_like`` etc.; ``rand``, ``randn``, ``normal``, ``randint``, ``randperm``, whose
+  values do not depend on the layout.
+- Questions: ``show``, ``placement_of``, ``signature_of``, ``is_global``, ``to_local``,
+  ``full_value``, ``plan``.
+- Sizes that do not divide: ``pad_to``, ``unpad``, ``padding_mask``, ``padded_shape``,
+  ``balanced_sizes``, ``balanced_slices``.
+- Computing: ``matmul``, ``einsum``, ``add``, ``sum``, ``reshape``, ``softmax``,
+  ``layer_norm``, ``embedding`` and others; ``jit``, ``explain``; ``constrain`` for
+  model code.
+- Several processes: ``init``, first thing in a script that ``python -m launch.run
+  --nproc N script.py`` starts. All processes run the same calls.
+
+``jax.grad`` goes through all of it. Under ``jax.jit`` it just works; outside, JAX wants
+to know the mesh: ``with jax.set_mesh(devices.mesh): jax.grad(loss)(x)``.
+"""
 
 from sbp.creation import arange as arange
 from sbp.creation import empty as empty
