@@ -1,6 +1,7 @@
 """Which devices a run has, and how they are arranged."""
 
 import glob
+import importlib.util
 import os
 
 import jax
@@ -13,6 +14,7 @@ from launch.resolve import DeviceCount
 from launch.run_config import DistConfig
 
 AXIS_NAMES = ("stage", "data", "tensor")
+CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 # A CPU collective whose peers come 40 s apart aborts the process, and virtual devices
 # on few cores do that.
 CPU_FLAGS = {
@@ -35,10 +37,16 @@ def count_devices() -> DeviceCount:
         or jax.config.jax_num_cpu_devices > 0  # type: ignore[attr-defined]  # JAX sets it at run time
         or jax.distributed.is_initialized()
     )
-    if not _has_gpu() and not is_count_given:
-        return DeviceCount(num_devices=None)
-    remedy = ", or hide some with CUDA_VISIBLE_DEVICES" if _has_gpu() else ""
-    return DeviceCount(num_devices=jax.device_count(), remedy=remedy)
+    has_plugin = any(importlib.util.find_spec(name) for name in CUDA_PLUGINS)
+    if is_count_given or (_has_gpu() and has_plugin):
+        remedy = ", or hide some with CUDA_VISIBLE_DEVICES" if _has_gpu() else ""
+        return DeviceCount(num_devices=jax.device_count(), remedy=remedy)
+    reason = (
+        "JAX has no plugin for the GPU: pip install -e '.[gpu]'"
+        if _has_gpu()
+        else "there is no GPU"
+    )
+    return DeviceCount(num_devices=None, reason=reason)
 
 
 def create_mesh(dist: DistConfig, devices: DeviceCount) -> Mesh:

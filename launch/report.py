@@ -24,7 +24,7 @@ def describe_devices(job: Job, devices: DeviceCount) -> str:
     dist = job.config.dist
     kind = job.mesh.devices.flat[0].device_kind
     if devices.num_devices is None:
-        kind = "virtual CPU, set up since there is no GPU"
+        kind = f"virtual CPU, set up since {devices.reason}"
     return (
         f"devices: {dist.num_devices} ({kind}) = stage {dist.pipeline_parallel_size} x"
         f" data {dist.data_parallel_size} x tensor {dist.tensor_parallel_size}"

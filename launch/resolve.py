@@ -48,12 +48,14 @@ class DeviceCount:
         num_devices: Those there are, or None for as many virtual CPU devices as the
             run asks for.
         most: Largest number of virtual ones.
-        remedy: How to have more.
+        remedy: How to have another number.
+        reason: Why the devices are virtual ones.
     """
 
     num_devices: int | None
     most: int = 64
     remedy: str = ""
+    reason: str = "there is no GPU"
 
 
 def load(path: str) -> Values:
