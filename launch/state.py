@@ -40,8 +40,7 @@ def param_specs(model: StackedModel, rows: Rows, axis_names: tuple[str, ...]) ->
         ValueError: If a parameter has no row, or a row no parameter, or a row names an
             unknown mesh axis.
     """
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(shapes)
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(model.shapes)
     matched = match_rows(rows, [path_of(path) for path, _ in leaves])
 
     def to_spec(path: str) -> P:
@@ -65,11 +64,10 @@ def state_shardings(
     """
     params = jax.tree.map(lambda leaf: NamedSharding(mesh, leaf), specs)
     everywhere = NamedSharding(mesh, P())
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
     opt_state = optax.tree.map_params(
         optimizer,
         lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, shapes),
+        jax.eval_shape(optimizer.init, model.shapes),
         params,
         transform_non_params=lambda _: everywhere,
     )
@@ -80,7 +78,11 @@ def abstract_state(
     model: StackedModel, optimizer: optax.GradientTransformation, shardings: TrainState
 ) -> TrainState:
     """Returns shapes, dtypes and shardings of the state, for a checkpoint to fill."""
-    shapes = jax.eval_shape(lambda: _init(model, optimizer, jax.random.key(0)))
+    shapes = TrainState(
+        step=jax.ShapeDtypeStruct((), jnp.int32),
+        params=model.shapes,
+        opt_state=jax.eval_shape(optimizer.init, model.shapes),
+    )
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(
             leaf.shape, leaf.dtype, sharding=sharding

@@ -28,6 +28,8 @@ class StackedModel:
         model_class: Its class.
         outer_def: Graph of the model without its blocks.
         block_def: Graph of one block.
+        outer_shapes: Shapes and dtypes of the parameters without blocks.
+        block_shapes: Those of one block.
         num_layers: Blocks.
         layer_order: The layer in each place of the stack; -1 is a place that holds
             zeros and is never used. In the order of the model by default.
@@ -39,9 +41,21 @@ class StackedModel:
     model_class: Any
     outer_def: nnx.GraphDef
     block_def: nnx.GraphDef
+    outer_shapes: Params
+    block_shapes: Params
     num_layers: int
     layer_order: tuple[int, ...]
     adapt: Callable[[Any], None] = lambda model: None
+
+    @property
+    def shapes(self) -> Params:
+        """Shapes and dtypes of the parameters; nothing is traced to find them."""
+        num_places = len(self.layer_order)
+        blocks = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((num_places, *leaf.shape), leaf.dtype),
+            self.block_shapes,
+        )
+        return {"blocks": blocks, **self.outer_shapes}
 
     def init(self, key: jax.Array) -> Params:
         """Returns new parameters, to be called under `jax.jit`.
@@ -130,6 +144,8 @@ def stack(build: Callable[[nnx.Rngs], Any]) -> StackedModel:
         model_class=type(model),
         outer_def=nnx.graphdef(model),
         block_def=blocks[0][0],
+        outer_shapes=nnx.to_pure_dict(nnx.state(model)),
+        block_shapes=nnx.to_pure_dict(blocks[0][1]),
         num_layers=len(blocks),
         layer_order=tuple(range(len(blocks))),
     )
