@@ -22,11 +22,10 @@ from sbp.signature import (
     PartialSum,
     Signature,
     SignatureLike,
-    resolve,
     short,
 )
 from sbp.spec import from_partition_spec, to_partition_spec
-from sbp.tiling import from_signature
+from sbp.tiling import Tiling, from_signature
 from sbp.transfer import transfer
 
 
@@ -74,28 +73,12 @@ def to_global(
         float32[8,16@tensor]
     """
     if not is_global(x):
-        return _place(x, placement, sbp)
-    sharding = sharding_of(x)
-    assert sharding is not None
-    x = _on_explicit_mesh(x, sharding)
-    grad = None
-    if grad_sbp is not None:
-        names = sharding.mesh.axis_names
-        grad = from_signature(resolve(grad_sbp, names, x.ndim), names, x.ndim)
+        return _place(x, placement, sbp, grad_sbp)
+    x = _on_explicit_mesh(x)
+    grad = None if grad_sbp is None else _tiling_here(grad_sbp, x)
     if placement is None or _is_on(x, placement):
-        names, sizes = sharding.mesh.axis_names, dict(sharding.mesh.shape)
-        signature = fit(signature_of(x) if sbp is None else sbp, names, sizes, x)
-        y = reshard(x, from_signature(signature, names, x.ndim), grad=grad)
-        if placement is not None and concrete_mesh(x) is None:
-            return expect_devices(y, placement.mesh)
-        return y
-    names, sizes = placement.axis_names, placement.axis_sizes
-    if sbp is None:
-        sbp = _kept_signature(x, placement)
-    signature = fit(sbp, names, sizes, x)
-    tiling = from_signature(signature, names, x.ndim)
-    grad_spec = None if grad is None else grad.to_spec()
-    return transfer(x, placement.mesh, tiling.to_spec(), grad=grad_spec)
+        return _reshard(x, placement, sbp, grad)
+    return _move(x, placement, sbp, grad)
 
 
 def is_global(x: object) -> TypeGuard[jax.Array]:
@@ -198,10 +181,55 @@ def constrain(x: jax.Array, sbp: SignatureLike) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, to_partition_spec(signature, names))
 
 
+def _reshard(
+    x: jax.Array,
+    placement: Placement | None,
+    sbp: SignatureLike | None,
+    grad: Tiling | None,
+) -> jax.Array:
+    """Returns ``x`` with another signature on its mesh."""
+    y = reshard(x, _tiling_here(signature_of(x) if sbp is None else sbp, x), grad=grad)
+    if placement is None or concrete_mesh(x) is not None:
+        return y
+    return expect_devices(y, placement.mesh)
+
+
+def _move(
+    x: jax.Array, placement: Placement, sbp: SignatureLike | None, grad: Tiling | None
+) -> jax.Array:
+    """Returns ``x`` on another placement."""
+    wanted = _kept_signature(x, placement) if sbp is None else sbp
+    signature = fit(wanted, placement.axis_names, placement.axis_sizes, x)
+    target = from_signature(signature, placement.axis_names, x.ndim).to_spec()
+    grad_spec = None if grad is None else grad.to_spec()
+    return transfer(x, placement.mesh, target, grad=grad_spec)
+
+
+def _tiling_here(sbp: SignatureLike, x: jax.Array) -> Tiling:
+    """Returns the tiling asked for on the mesh of ``x``."""
+    mesh = _sharding(x).mesh
+    signature = fit(sbp, mesh.axis_names, dict(mesh.shape), x)
+    return from_signature(signature, mesh.axis_names, x.ndim)
+
+
+def _sharding(x: jax.Array) -> NamedSharding:
+    sharding = sharding_of(x)
+    assert sharding is not None, "x is global"
+    return sharding
+
+
 def _place(
-    x: jax.typing.ArrayLike, placement: Placement | None, sbp: SignatureLike | None
+    x: jax.typing.ArrayLike,
+    placement: Placement | None,
+    sbp: SignatureLike | None,
+    grad_sbp: SignatureLike | None,
 ) -> jax.Array:
     """Returns a whole value, which is on no mesh, as a global tensor."""
+    if grad_sbp is not None:
+        raise ValueError(
+            f"sbp.to_global got grad_sbp={grad_sbp!r} for a value that is on no mesh. "
+            "Its gradient is on no mesh either, without a signature: leave grad_sbp out."
+        )
     if placement is None or sbp is None:
         missing = " and ".join(
             name
@@ -236,8 +264,9 @@ def _as_array(x: object) -> np.ndarray:
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
-def _on_explicit_mesh(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+def _on_explicit_mesh(x: jax.Array) -> jax.Array:
     """Returns ``x`` with its signature in its type; the same shards, not copied."""
+    sharding = _sharding(x)
     if _all_explicit(sharding.mesh):
         return x
     mesh = concrete_mesh(x)
@@ -263,9 +292,7 @@ def _is_on(x: jax.Array, placement: Placement) -> bool:
     mesh = concrete_mesh(x)
     if mesh is not None:
         return mesh == placement.mesh
-    sharding = sharding_of(x)
-    assert sharding is not None
-    return axes_of(sharding.mesh) == axes_of(placement.mesh)
+    return axes_of(_sharding(x).mesh) == axes_of(placement.mesh)
 
 
 def _kept_signature(x: jax.Array, placement: Placement) -> Signature:

@@ -1,46 +1,34 @@
-"""Reads the collectives, and the bytes they move, from a compiled program's text."""
+"""The bytes that the collectives of a compiled program move."""
 
+import math
 import re
 
-import numpy as np
+from tests import hlo
 
-_COLLECTIVE = re.compile(
-    r"= (?P<result>.*?) (?P<name>all-gather|all-reduce|reduce-scatter|all-to-all"
-    r"|collective-permute)(?:-start)?\((?P<rest>.*)"
-)
-_SHAPE = re.compile(r"\b([a-z]+\d+|pred)\[([\d,]*)\]")
+_SHAPE = re.compile(r"([a-z]+)(\d*)\[([\d,]*)\]")
 
 
 def collectives(text):
     """(name, bytes that the busiest device receives) of each collective, in order."""
-    return [
-        (match["name"], _received(match["name"], match["result"], match["rest"]))
-        for match in map(_COLLECTIVE.search, text.splitlines())
-        if match
-    ]
+    return [(found.name, _received(found)) for found in hlo.collectives(text)]
 
 
-def _received(name, result, rest):
-    size = sum(_num_bytes(*shape) for shape in _SHAPE.findall(result))
-    if name == "collective-permute":
-        pairs = re.search(r"source_target_pairs=\{(.*?)\}\}?", rest)[1]
-        ends = re.findall(r"\{(\d+),(\d+)", pairs + "}")
-        return size if any(a != b for a, b in ends) else 0
-    n = _group_size(rest)
-    return {
-        "all-gather": size * (n - 1) // n,
-        "all-reduce": 2 * size * (n - 1) // n,
-        "reduce-scatter": size * (n - 1),
-        "all-to-all": size * (n - 1) // n,
-    }[name]
+def _received(collective):
+    size = sum(map(_num_bytes, collective.shapes))  # of its results
+    n = len(collective.groups[0])
+    match collective.name:
+        case "all-gather" | "all-to-all":
+            return size * (n - 1) // n
+        case "all-reduce":
+            return 2 * size * (n - 1) // n
+        case "reduce-scatter":
+            return size * (n - 1)
+        case "collective-permute":
+            return size if any(a != b for a, b in collective.groups) else 0
+    raise ValueError(f"not a collective that conversions use: {collective}")
 
 
-def _num_bytes(dtype, dims):
-    bits = 8 if dtype == "pred" else int(re.search(r"\d+", dtype)[0])
-    return int(np.prod([int(d) for d in dims.split(",") if d] or [1])) * bits // 8
-
-
-def _group_size(rest):
-    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]", rest):
-        return int(iota[1])
-    return len(re.search(r"replica_groups=\{\{([\d,]*)\}", rest)[1].split(","))
+def _num_bytes(shape):
+    kind, bits, dims = _SHAPE.fullmatch(shape).groups()
+    count = math.prod(int(dim) for dim in dims.split(",") if dim)
+    return count * (1 if kind == "pred" else int(bits) // 8)

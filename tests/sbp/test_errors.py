@@ -175,3 +175,8 @@ def test_bad_signature_inside_jit_is_the_same_error(x):
 def test_grad_sbp_must_fit_the_placement_of_the_tensor(x):
     with pytest.raises(ValueError, match="has 1 component, but the placement has 2"):
         sbp.to_global(x, LINE, sbp.split(0), grad_sbp=sbp.split(0))
+    y = sbp.ones((8, 4), placement=sbp.placement.all("cpu"), sbp=sbp.split(0))
+    with pytest.raises(ValueError, match="4 is not divisible by 8"):
+        sbp.to_global(y, sbp=sbp.broadcast, grad_sbp=sbp.split(1))
+    with pytest.raises(ValueError, match="on no mesh either .*leave grad_sbp out"):
+        sbp.to_global(np.ones(4), LINE, sbp.split(0), grad_sbp=sbp.broadcast)
