@@ -228,7 +228,7 @@ def _place(
     if grad_sbp is not None:
         raise ValueError(
             f"sbp.to_global got grad_sbp={grad_sbp!r} for a value that is on no mesh. "
-            "Its gradient is on no mesh either, without a signature: leave grad_sbp out."
+            "Its gradient is on no mesh either: leave grad_sbp out."
         )
     if placement is None or sbp is None:
         missing = " and ".join(

@@ -178,5 +178,5 @@ def test_grad_sbp_must_fit_the_placement_of_the_tensor(x):
     y = sbp.ones((8, 4), placement=sbp.placement.all("cpu"), sbp=sbp.split(0))
     with pytest.raises(ValueError, match="4 is not divisible by 8"):
         sbp.to_global(y, sbp=sbp.broadcast, grad_sbp=sbp.split(1))
-    with pytest.raises(ValueError, match="on no mesh either .*leave grad_sbp out"):
+    with pytest.raises(ValueError, match="on no mesh either: leave grad_sbp out"):
         sbp.to_global(np.ones(4), LINE, sbp.split(0), grad_sbp=sbp.broadcast)
