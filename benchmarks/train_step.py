@@ -23,7 +23,7 @@ import optax
 from flax import nnx
 
 from benchmarks import harness
-from launch import distributed, flops, hardware, job, metrics, optimizer, resolve, step
+from launch import distributed, hardware, job, metrics, optimizer, resolve, step
 from launch.run_config import RunConfig
 from models import MODELS
 
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> None:
     report(
         config,
         timings,
-        cost=step_cost(config, batch, peak),
+        cost=built.cost(peak),
         compile_seconds=compile_seconds,
         title=f"{options.config}, {config.dist.layout}",
     )
@@ -159,25 +159,6 @@ def make_product(
     product = jax.jit(jnp.matmul)
     num_products = 1 if is_cpu else mesh.size
     return lambda: product(factor, factor), num_products * 2 * size**3
-
-
-def step_cost(
-    config: RunConfig, batch: dict[str, np.ndarray], peak: hardware.Peak
-) -> metrics.StepCost:
-    """Returns what a step handles, to turn its seconds into rates."""
-    num_samples = config.train.global_batch_size
-    model_flops = flops.bert_train_flops(
-        config.model,
-        seq_length=config.data.seq_length,
-        num_predicted=batch["positions"].shape[1],
-        num_samples=num_samples,
-    )
-    return metrics.StepCost(
-        num_samples=num_samples,
-        num_tokens=num_samples * config.data.seq_length,
-        model_flops=model_flops,
-        peak=peak,
-    )
 
 
 def report(

@@ -11,8 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from launch import (
     distributed,
-    flops,
-    input_pipeline,
+    families,
     optimizer,
     pipelines,
     resolve,
@@ -22,6 +21,7 @@ from launch import (
 )
 from launch.checkpoint import Checkpointer
 from launch.hardware import Peak
+from launch.input_pipeline import InputPipeline
 from launch.metrics import StepCost
 from launch.run_config import RunConfig
 from launch.saved_form import SavedForm
@@ -48,7 +48,7 @@ class Job:
 
     config: RunConfig
     mesh: Mesh
-    data: input_pipeline.InputPipeline
+    data: InputPipeline
     steps: step.StepConfig
 
     @property
@@ -142,17 +142,12 @@ class Job:
 
     def cost(self, peak: Peak) -> StepCost:
         """Returns what a step handles, for its rates relative to ``peak``."""
-        config = self.config
-        size, length = config.train.global_batch_size, config.data.seq_length
+        config, family = self.config, families.FAMILIES[self.config.model_name]
+        size = config.train.global_batch_size
         return StepCost(
             num_samples=size,
-            num_tokens=size * length,
-            model_flops=flops.bert_train_flops(
-                config.model,
-                seq_length=length,
-                num_predicted=self.data.batch_shapes["positions"].shape[1],
-                num_samples=size,
-            ),
+            num_tokens=size * family.num_tokens(config),
+            model_flops=family.train_flops(config),
             peak=peak,
         )
 
@@ -169,18 +164,12 @@ def build(config: RunConfig, mesh: Mesh) -> Job:
         mesh: Its devices, from `distributed.create_mesh`.
 
     Raises:
-        DataError: If the data cannot be used; see `input_pipeline.build`.
+        DataError: If the data cannot be used; see `families.build`.
         OSError: If it cannot be read.
     """
-    size = config.train.global_batch_size
+    rows = distributed.process_rows(mesh, config.train.global_batch_size)
     try:
-        data = input_pipeline.build(
-            config.data,
-            vocab_size=config.model.vocab_size,
-            seed=config.train.seed,
-            global_batch_size=size,
-            rows=distributed.process_rows(mesh, size),
-        )
+        data = families.build(config, rows=rows)
     except ValueError as error:
         raise DataError(str(error)) from error
     return Job(config=config, mesh=mesh, data=data, steps=build_steps(config, mesh))

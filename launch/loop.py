@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from launch import hardware
+from launch import families, hardware
 from launch.checkpoint import Checkpointer
 from launch.job import Job
 from launch.metrics import MetricLogger, StepCost, StepTimer
@@ -139,7 +139,7 @@ class Loop:
 
 
 def evaluate(job: Job, eval_step: EvalStep, state: TrainState) -> dict[str, float]:
-    """Returns the mean losses and accuracies on the held-out split, {} if it is empty.
+    """Returns losses, accuracies and the like on the held-out split, {} if it is empty.
 
     Args:
         job: What is run.
@@ -152,7 +152,8 @@ def evaluate(job: Job, eval_step: EvalStep, state: TrainState) -> dict[str, floa
         return {}
     sums, counts = jax.tree.map(lambda *parts: sum(parts), *jax.device_get(found))
     means = {name: float(sums[name] / counts[name]) for name in sums}
-    return {"loss": objective(means), **means}
+    family = families.FAMILIES[job.config.model_name]
+    return {"loss": objective(means), **means, **family.eval_metrics(means)}
 
 
 def _memory() -> dict[str, int]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from launch import pipelines, run_config
+from launch import families, pipelines, run_config
 from launch.run_config import RunConfig
 from models import MODELS
 
@@ -131,6 +131,7 @@ def resolve(
     config = RunConfig(model_name=name, **sections)
     problems = [
         *config.broken_rules(),
+        *families.broken_rules(config),
         *pipelines.broken_rules(config),
         *_broken_device_rules(config, devices),
     ]

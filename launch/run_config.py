@@ -205,14 +205,16 @@ class RunConfig:
         return self.train.global_batch_size // parts
 
     def broken_rules(self) -> Iterator[str]:
-        """Yields one sentence per broken relation between sections."""
+        """Yields one sentence per broken relation between sections.
+
+        Those that depend on the kind of model are in `launch.families`.
+        """
         yield from self._broken_batch_rules()
-        yield from self._broken_model_rules()
-        if self.data.seq_length > self.model.max_len:
+        layers = self.model.num_layers
+        if self.dist.pipeline_num_layers not in (None, layers):
             yield (
-                f"data.seq_length={self.data.seq_length} is longer than the"
-                f" {self.model.max_len} positions of model.max_len. Shorten the"
-                " sequences or raise max_len."
+                f"dist.pipeline_num_layers={self.dist.pipeline_num_layers} is not"
+                f" model.num_layers={layers}. Leave it at None to take the model's."
             )
         if self.optim.warmup_steps > self.train.num_steps:
             yield (
@@ -230,27 +232,4 @@ class RunConfig:
                 f"train.global_batch_size={size} is not divisible by"
                 f" dist.data_parallel_size={ranks} x train.num_microbatches={parts}."
                 f" Use {f'{below} or {above}' if below else above}."
-            )
-
-    def _broken_model_rules(self) -> Iterator[str]:
-        tensor = self.dist.tensor_parallel_size
-        sizes = {
-            "num_heads": self.model.num_heads,
-            "mlp_dim": self.model.mlp_dim,
-            "padded_vocab_size": self.model.padded_vocab_size,
-        }
-        for name, size in sizes.items():
-            if size % tensor:
-                divisors = [n for n in range(1, size + 1) if size % n == 0]
-                near = [n for n in divisors if n <= 2 * tensor]
-                yield (
-                    f"model.{name}={size} is not divisible by"
-                    f" dist.tensor_parallel_size={tensor}. Use a size of"
-                    f" {', '.join(map(str, near))}, or another {name}."
-                )
-        layers = self.model.num_layers
-        if self.dist.pipeline_num_layers not in (None, layers):
-            yield (
-                f"dist.pipeline_num_layers={self.dist.pipeline_num_layers} is not"
-                f" model.num_layers={layers}. Leave it at None to take the model's."
             )

@@ -67,12 +67,9 @@ def split_documents(
         seed: Decides which.
     """
     documents = np.flatnonzero(np.diff(store.document_starts) > 1)
-    salt = draws.mix(np.array([seed], np.uint64))
-    ranks = draws.mix(store.document_hashes[documents] ^ salt)
-    num_held_out = math.ceil(round(validation_fraction * len(documents), 6))
-    if num_held_out == 0:
-        return documents, documents[:0]
-    is_held_out = ranks <= np.partition(ranks, num_held_out - 1)[num_held_out - 1]
+    is_held_out = draws.is_held_out(
+        store.document_hashes[documents], fraction=validation_fraction, seed=seed
+    )
     return documents[~is_held_out], documents[is_held_out]
 
 
@@ -155,6 +152,13 @@ class BertSamples:
     vocabulary: Vocabulary
     spans: Spans
     seed: int
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def shapes(self, batch_size: int) -> dict[str, tuple[tuple[int, ...], type]]:
+        """Returns shape and NumPy type of each array of a batch."""
+        return shapes(self.recipe, batch_size)
 
     def make(self, spans_B: np.ndarray, samples_B: np.ndarray) -> Batch:
         """Returns a batch, as `models.bert.Bert` describes it.

@@ -16,6 +16,11 @@ DEFAULT_DIRECTORY = "~/.cache/sbp-jax"
 _PARTIAL = ".partial-"
 
 
+def directory(cache_dir: str | None) -> pathlib.Path:
+    """Returns the cache that a run is to use, `DEFAULT_DIRECTORY` if it names none."""
+    return pathlib.Path(cache_dir or DEFAULT_DIRECTORY).expanduser()
+
+
 def entry(
     directory: pathlib.Path, name: str, build: Callable[[pathlib.Path], object]
 ) -> pathlib.Path:

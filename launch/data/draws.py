@@ -5,6 +5,8 @@ a hash of its place (the finalizer of SplitMix64), so a sample is the same which
 batch, process or resumed run asks for it, and a whole batch is drawn at once.
 """
 
+import math
+
 import numpy as np
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -35,6 +37,28 @@ def bits(seed: int, stream: int, samples_B: np.ndarray, num: int) -> np.ndarray:
 def uniform(seed: int, stream: int, samples_B: np.ndarray, num: int) -> np.ndarray:
     """Returns random float64 ``(B, num)`` in [0, 1); for the arguments see `bits`."""
     return to_unit(bits(seed, stream, samples_B, num))
+
+
+def is_held_out(hashes: np.ndarray, *, fraction: float, seed: int) -> np.ndarray:
+    """Returns which items are held out, boolean ``(num_items,)``.
+
+    Equal items are on the same side, so that none is trained on and held out.
+
+    Args:
+        hashes: uint64 ``(num_items,)``: equal items have equal ones.
+        fraction: Of the items, rounded up; 0 holds out none.
+        seed: Decides which.
+
+    Example:
+        >>> hashes = np.array([7, 8, 9, 7], np.uint64)
+        >>> is_held_out(hashes, fraction=0.5, seed=1).tolist()
+        [True, False, False, True]
+    """
+    num_held_out = math.ceil(round(fraction * len(hashes), 6))
+    if num_held_out == 0:
+        return np.zeros(len(hashes), bool)
+    ranks = mix(hashes ^ mix(np.array([seed], np.uint64)))
+    return ranks <= np.partition(ranks, num_held_out - 1)[num_held_out - 1]
 
 
 def to_unit(bits: np.ndarray) -> np.ndarray:

@@ -11,9 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from launch import input_pipeline, run_config
-from launch.data import masking, token_store, tokenizer
+from launch import bert_data, families, input_pipeline, run_config
+from launch.data import bert_samples, masking, token_store, tokenizer
 from launch.run_config import DataConfig
+from models.bert import BertConfig
 
 NUM_DOCUMENTS = 40
 SPECIAL = tokenizer.SPECIAL_TOKENS
@@ -40,11 +41,19 @@ def data(tmp_path_factory):
 
 
 def build(data, *, vocab_size=1000, seed=5, global_batch_size=8, **kwargs):
-    return input_pipeline.build(
-        data,
-        vocab_size=vocab_size,
-        seed=seed,
-        global_batch_size=global_batch_size,
+    return families.build(
+        run_config.RunConfig(
+            model_name="bert",
+            model=BertConfig(vocab_size=vocab_size),
+            data=data,
+            optim=run_config.OptimConfig(),
+            train=run_config.TrainConfig(
+                seed=seed, global_batch_size=global_batch_size
+            ),
+            dist=run_config.DistConfig(),
+            eval=run_config.EvalConfig(),
+            checkpoint=run_config.CheckpointConfig(),
+        ),
         **kwargs,
     )
 
@@ -78,7 +87,9 @@ def test_batch_has_the_announced_shapes(data):
         for name, array in take(pipeline.train_batches(), 1).items()
     }
 
-    assert shapes == pipeline.batch_shapes == input_pipeline.batch_shapes(data, 8)
+    assert (
+        shapes == pipeline.batch_shapes == bert_data.batch_shapes(data, BertConfig(), 8)
+    )
 
 
 @pytest.mark.parametrize("global_batch_size", [3, 24])
@@ -237,13 +248,12 @@ def test_worker_processes_give_the_same_batches(data):
 def test_summary_says_what_there_is(data):
     pipeline = build(data)
     num_tokens = sum(3 * (8 + d % 20) for d in range(NUM_DOCUMENTS))
-    held_out = input_pipeline.bert_samples.count_tokens(
-        pipeline.train.store, pipeline.documents[1]
-    )
+    store = pipeline.splits.train.store
+    _, documents = bert_samples.split_documents(store, validation_fraction=0.2, seed=5)
+    num_tokens -= bert_samples.count_tokens(store, documents)
 
-    assert pipeline.num_train_tokens == num_tokens - held_out
     assert pipeline.summary() == (
-        f"text.txt: 32 documents to train on with {pipeline.num_train_tokens:,} tokens"
+        f"text.txt: 32 documents to train on with {num_tokens:,} tokens"
         f" of 76, {pipeline.num_train_samples} samples an epoch; 8 documents held out,"
         f" {pipeline.num_validation_samples} samples"
     )
@@ -268,7 +278,7 @@ def test_page_about_data_tells_how_to_look_at_samples(tmp_path, monkeypatch, cap
     assert summary.startswith("the documentation of Python: ")
     assert sample.startswith("[CLS] ")
     assert int(speed.removesuffix(" samples a second")) > 0
-    assert names["pipeline"].train.vocabulary.size == 8192
+    assert names["pipeline"].splits.train.vocabulary.size == 8192
     assert names["pipeline"].num_train_samples > 2000
     assert names["pipeline"].num_validation_samples > 20
     assert (tmp_path / ".cache" / "sbp-jax").is_dir()
@@ -277,10 +287,11 @@ def test_page_about_data_tells_how_to_look_at_samples(tmp_path, monkeypatch, cap
 def test_abandoned_iterators_do_not_keep_the_process_alive(data, tmp_path):
     script = tmp_path / "abandon.py"
     script.write_text(
-        "from launch import input_pipeline\n"
+        "from launch import bert_data, input_pipeline\n"
         "from launch.run_config import DataConfig\n"
-        f"pipeline = input_pipeline.build({data!r}, vocab_size=1000, seed=0,"
-        " global_batch_size=4)\n"
+        "from models.bert import BertConfig\n"
+        f"splits = bert_data.open_splits({data!r}, BertConfig(), 0)\n"
+        "pipeline = input_pipeline.build(splits, seed=0, global_batch_size=4)\n"
         "batches = pipeline.train_batches()\n"
         "print(len(next(batches)['tokens']))\n"
     )

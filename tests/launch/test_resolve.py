@@ -81,12 +81,12 @@ def test_relations_between_sections_name_values_and_remedy():
     assert message.splitlines()[1:] == [
         "  train.global_batch_size=31 is not divisible by dist.data_parallel_size=1 x"
         " train.num_microbatches=2. Use 30 or 32.",
+        "  optim.warmup_steps=201 is more than train.num_steps=200. Warm up in fewer"
+        " steps.",
         "  model.num_heads=4 is not divisible by dist.tensor_parallel_size=8. Use a"
         " size of 1, 2, 4, or another num_heads.",
         "  data.seq_length=256 is longer than the 128 positions of model.max_len."
         " Shorten the sequences or raise max_len.",
-        "  optim.warmup_steps=201 is more than train.num_steps=200. Warm up in fewer"
-        " steps.",
     ]
 
 

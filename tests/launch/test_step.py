@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from launch import input_pipeline, job, resolve, state, step
+from launch import families, job, resolve, state, step
 from launch.resolve import DeviceCount
 
 VOCAB_SIZE = 384  # no other size of the program is this, or a part of it
@@ -34,7 +34,7 @@ def build(data, tensor):
     axes = ("stage", "data", "tensor")
     mesh = Mesh(devices, axes, axis_types=(AxisType.Auto,) * 3)
     steps = job.build_steps(config, mesh)
-    shapes = input_pipeline.batch_shapes(config.data, config.train.global_batch_size)
+    shapes = families.batch_shapes(config)
     batch = {
         name: np.ones(leaf.shape, leaf.dtype)
         if leaf.dtype != np.int32

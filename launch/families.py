@@ -1,0 +1,150 @@
+"""What the trainer needs to know of each model besides the model: one table.
+
+A further model is an entry here and one in `models.MODELS`, and a function that opens
+its data if that is of another kind.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from launch import bert_data, flops, input_pipeline
+from launch.input_pipeline import InputPipeline, Splits
+from launch.run_config import DataConfig, RunConfig
+
+Arrays = dict[str, jax.ShapeDtypeStruct]
+Means = dict[str, float]
+
+
+def no_rules(config: RunConfig) -> Iterator[str]:
+    """Yields nothing."""
+    yield from ()
+
+
+def no_metrics(means: Mapping[str, float]) -> Means:
+    """Returns nothing."""
+    return {}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Data and costs of a model.
+
+    Attributes:
+        open_splits: Makes samples: ``open_splits(data, model, seed)``.
+        batch_shapes: Arrays of a global batch: ``batch_shapes(data, model, size)``.
+        train_flops: Of a step on a global batch.
+        num_tokens: That a sample has in the model, padding included.
+        data_fields: What the data depends on in the section ``data``.
+        split_sizes: Sizes of a model that are split over ``tensor``, by name.
+        broken_rules: One sentence per broken rule between ``data`` and ``model``.
+        eval_metrics: What to report besides, from the means over the held-out split.
+    """
+
+    open_splits: Callable[[DataConfig, Any, int], Splits]
+    batch_shapes: Callable[[DataConfig, Any, int], Arrays]
+    train_flops: Callable[[RunConfig], int]
+    num_tokens: Callable[[RunConfig], int]
+    data_fields: frozenset[str]
+    split_sizes: Callable[[Any], dict[str, int]]
+    broken_rules: Callable[[RunConfig], Iterator[str]] = no_rules
+    eval_metrics: Callable[[Mapping[str, float]], Means] = no_metrics
+
+
+def build(config: RunConfig, *, rows: slice = slice(None)) -> InputPipeline:
+    """Returns the batches of a run, after preparing its data unless that is cached.
+
+    Args:
+        config: The resolved config.
+        rows: The rows of each batch that this process loads.
+
+    Raises:
+        FileNotFoundError: If files are missing.
+        ValueError: If the data cannot be used.
+    """
+    if broken := list(config.data.broken_rules()):
+        raise ValueError("\n".join(f"data.{rule}" for rule in broken))
+    seed = config.train.seed
+    family = FAMILIES[config.model_name]
+    return input_pipeline.build(
+        family.open_splits(config.data, config.model, seed),
+        seed=seed,
+        global_batch_size=config.train.global_batch_size,
+        rows=rows,
+        num_workers=config.data.num_workers,
+    )
+
+
+def batch_shapes(config: RunConfig) -> Arrays:
+    """Returns the arrays of a global batch, without looking at the data."""
+    shapes_of = FAMILIES[config.model_name].batch_shapes
+    return shapes_of(config.data, config.model, config.train.global_batch_size)
+
+
+def broken_rules(config: RunConfig) -> Iterator[str]:
+    """Yields one sentence per broken rule between the model and other sections."""
+    family = FAMILIES[config.model_name]
+    yield from _broken_split_rules(config, family.split_sizes(config.model))
+    yield from family.broken_rules(config)
+    defaults = dataclasses.asdict(DataConfig())
+    for name, value in dataclasses.asdict(config.data).items():
+        unset = defaults[name]
+        if name not in family.data_fields and value != unset:
+            yield (
+                f"data.{name}={value!r} has no meaning for"
+                f" model.name={config.model_name!r}. Leave it at {unset!r}."
+            )
+
+
+def _broken_split_rules(config: RunConfig, sizes: Mapping[str, int]) -> Iterator[str]:
+    tensor = config.dist.tensor_parallel_size
+    for name, size in sizes.items():
+        if size % tensor:
+            divisors = [n for n in range(1, size + 1) if size % n == 0]
+            near = [n for n in divisors if n <= 2 * tensor]
+            yield (
+                f"model.{name}={size} is not divisible by"
+                f" dist.tensor_parallel_size={tensor}. Use a size of"
+                f" {', '.join(map(str, near))}, or another {name}."
+            )
+
+
+def _sequence_fits(config: RunConfig) -> Iterator[str]:
+    if config.data.seq_length > config.model.max_len:
+        yield (
+            f"data.seq_length={config.data.seq_length} is longer than the"
+            f" {config.model.max_len} positions of model.max_len. Shorten the"
+            " sequences or raise max_len."
+        )
+
+
+def _bert_flops(config: RunConfig) -> int:
+    return flops.bert_train_flops(
+        config.model,
+        seq_length=config.data.seq_length,
+        num_predicted=batch_shapes(config)["positions"].shape[1],
+        num_samples=config.train.global_batch_size,
+    )
+
+
+def _text_sizes(model: Any) -> dict[str, int]:
+    return _block_sizes(model) | {"padded_vocab_size": model.padded_vocab_size}
+
+
+def _block_sizes(model: Any) -> dict[str, int]:
+    return {"num_heads": model.num_heads, "mlp_dim": model.mlp_dim}
+
+
+FAMILIES = {
+    "bert": Family(
+        open_splits=bert_data.open_splits,
+        batch_shapes=bert_data.batch_shapes,
+        train_flops=_bert_flops,
+        num_tokens=lambda config: config.data.seq_length,
+        data_fields=bert_data.FIELDS,
+        split_sizes=_text_sizes,
+        broken_rules=_sequence_fits,
+    ),
+}
