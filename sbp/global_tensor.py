@@ -25,7 +25,7 @@ from sbp.signature import (
     short,
 )
 from sbp.spec import from_partition_spec, to_partition_spec
-from sbp.tiling import Tiling, from_signature
+from sbp.tiling import Tiling, from_signature, from_spec
 from sbp.transfer import transfer
 
 
@@ -200,9 +200,23 @@ def _move(
     """Returns ``x`` on another placement."""
     wanted = _kept_signature(x, placement) if sbp is None else sbp
     signature = fit(wanted, placement.axis_names, placement.axis_sizes, x)
-    target = from_signature(signature, placement.axis_names, x.ndim).to_spec()
+    tiling = from_signature(signature, placement.axis_names, x.ndim)
+    here = concrete_mesh(x)
+    if here is not None and Placement.from_mesh(here).type != placement.type:
+        return _change_device_type(x, placement, tiling, grad)
+    target = tiling.to_spec()
     grad_spec = None if grad is None else grad.to_spec()
     return transfer(x, placement.mesh, target, grad=grad_spec)
+
+
+def _change_device_type(
+    x: jax.Array, placement: Placement, tiling: Tiling, grad: Tiling | None
+) -> jax.Array:
+    """Returns ``x`` on devices of another type: no collective reaches those."""
+    summed = from_spec(_sharding(x).spec, x.ndim).with_partial(frozenset())
+    held = tiling.with_partial(frozenset()).to_spec()
+    y = reshard(x, summed, grad=grad)
+    return reshard(jax.device_put(y, NamedSharding(placement.mesh, held)), tiling)
 
 
 def _tiling_here(sbp: SignatureLike, x: jax.Array) -> Tiling:

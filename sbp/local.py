@@ -1,6 +1,7 @@
 """Pieces and wholes: shards by rank, from and to global tensors, and full values."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -13,7 +14,16 @@ from sbp.assemble import fit
 from sbp.global_tensor import is_global, placement_of, to_global
 from sbp.placement import Placement
 from sbp.reshard import axes_of
-from sbp.signature import Signature, SignatureLike, Split, broadcast, resolve, short
+from sbp.signature import (
+    Component,
+    Signature,
+    SignatureLike,
+    Split,
+    broadcast,
+    partial_sum,
+    resolve,
+    short,
+)
 from sbp.spec import num_shards, to_sharding
 from sbp.tiling import block_indices, from_signature, labels
 from sbp.uneven import balanced_sizes
@@ -57,7 +67,9 @@ def from_local(
         ValueError: If a rank's shard is missing, shards do not fit together, or
             replicas differ.
 
-    Communication: shapes, between processes; no data.
+    Communication: shapes, between processes; no data. The gradient of a shard is its
+    part of the gradient: of a replica an addend, so that those of all replicas add up
+    to the whole; of an addend the whole.
 
     Example:
         >>> import numpy as np, sbp
@@ -70,7 +82,7 @@ def from_local(
         array([2, 4], dtype=int32)
     """
     arrays, metas = _by_rank_with_metas(shards, placement)
-    ranks = [int(rank) for rank in np.array(placement.ranks).flat]
+    ranks = placement.flat_ranks
     _check_alike({rank: meta.dtype for rank, meta in metas.items()}, "dtype")
     _check_alike({rank: len(meta.shape) for rank, meta in metas.items()}, "ndim")
     shapes = {rank: meta.shape for rank, meta in metas.items()}
@@ -79,15 +91,56 @@ def from_local(
     shape = _joined_shape(shapes, ranks, placement, signature)
     like = jax.ShapeDtypeStruct(shape, dtype)
     fit(signature, placement.axis_names, placement.axis_sizes, like)
-    if check_replicas:
-        _check_replicas(arrays, ranks, placement, signature)
-    devices = dict(zip(ranks, placement.devices.flat, strict=True))
-    return jax.make_array_from_single_device_arrays(
-        shape,
-        to_sharding(placement, signature),
-        [jax.device_put(array, devices[rank]) for rank, array in arrays.items()],
-        dtype=dtype,
+    return _join(arrays, _Whole(placement, signature, like, check_replicas))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Whole:
+    """What shards are joined to."""
+
+    placement: Placement
+    signature: Signature
+    like: jax.ShapeDtypeStruct
+    check_replicas: bool
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _join(arrays: dict[int, jax.Array | np.ndarray], whole: _Whole) -> jax.Array:
+    """Returns the tensor; its derivative takes it apart again."""
+    if any(isinstance(array, jax.core.Tracer) for array in arrays.values()):
+        raise TypeError(
+            f"sbp.from_local got shards that jit traces, for {whole.placement}: there "
+            "they are on no device. Call it outside of jit."
+        )
+    if whole.check_replicas:
+        _check_replicas(arrays, whole.placement, whole.signature)
+    devices = dict(
+        zip(whole.placement.flat_ranks, whole.placement.devices.flat, strict=True)
     )
+    return jax.make_array_from_single_device_arrays(
+        whole.like.shape,
+        to_sharding(whole.placement, whole.signature),
+        [jax.device_put(array, devices[rank]) for rank, array in arrays.items()],
+        dtype=whole.like.dtype,
+    )
+
+
+def _join_forward(
+    arrays: dict[int, jax.Array | np.ndarray], whole: _Whole
+) -> tuple[jax.Array, None]:
+    return _join(arrays, whole), None
+
+
+def _join_backward(
+    whole: _Whole, _: None, cotangent: jax.Array
+) -> tuple[dict[int, jax.Array]]:
+    """Replicas get addends of the gradient, addends all get the whole gradient."""
+    dual: dict[Component, Component] = {broadcast: partial_sum, partial_sum: broadcast}
+    signature = tuple(dual.get(s, s) for s in whole.signature)
+    return (to_local(to_global(cotangent, sbp=signature)),)
+
+
+_join.defvjp(_join_forward, _join_backward)
 
 
 def to_local(x: jax.Array) -> dict[int, jax.Array]:
@@ -120,10 +173,9 @@ def to_local(x: jax.Array) -> dict[int, jax.Array]:
             "jax.shard_map."
         )
     placement = placement_of(x)
-    ranks = np.array(placement.ranks).flat
     shards = {shard.device: shard.data for shard in x.addressable_shards}
-    pairs = zip(ranks, placement.devices.flat, strict=True)
-    return {int(rank): shards[device] for rank, device in pairs if device in shards}
+    pairs = zip(placement.flat_ranks, placement.devices.flat, strict=True)
+    return {rank: shards[device] for rank, device in pairs if device in shards}
 
 
 def full_value(x: jax.typing.ArrayLike) -> np.ndarray:
@@ -201,9 +253,9 @@ def _by_rank_with_metas(
 def _by_rank(shards: Shards, placement: Placement) -> dict[int, jax.Array | np.ndarray]:
     """Returns the shards of this process by rank, in the order of the placement."""
     mine = [
-        int(rank)
+        rank
         for rank, device in zip(
-            np.array(placement.ranks).flat, placement.devices.flat, strict=True
+            placement.flat_ranks, placement.devices.flat, strict=True
         )
         if device.process_index == jax.process_index()
     ]
@@ -252,7 +304,7 @@ def _check_alike(values: Mapping[int, object], what: str) -> None:
 
 def _joined_shape(
     shapes: Mapping[int, tuple[int, ...]],
-    ranks: list[int],
+    ranks: Sequence[int],
     placement: Placement,
     signature: Signature,
 ) -> tuple[int, ...]:
@@ -300,7 +352,6 @@ def _unequal_parts(dim: int, sizes: list[int]) -> str:
 
 def _check_replicas(
     arrays: Mapping[int, jax.Array | np.ndarray],
-    ranks: list[int],
     placement: Placement,
     signature: Signature,
 ) -> None:
@@ -310,7 +361,7 @@ def _check_replicas(
     tiling = from_signature(signature, placement.axis_names, ndim)
     keys = labels(frozenset(tiling.used), axes).tolist()
     first: dict[int, int] = {}
-    for rank, key in zip(ranks, keys, strict=True):
+    for rank, key in zip(placement.flat_ranks, keys, strict=True):
         if rank not in arrays:
             continue
         other = first.setdefault(key, rank)

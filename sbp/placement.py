@@ -125,6 +125,11 @@ class Placement:
         return math.prod(self.shape)
 
     @property
+    def flat_ranks(self) -> tuple[int, ...]:
+        """Ranks in row-major order."""
+        return tuple(np.ravel(self.ranks).tolist())
+
+    @property
     def axis_sizes(self) -> dict[str, int]:
         """Size of each axis, by name."""
         return dict(zip(self.axis_names, self.shape, strict=True))

@@ -195,16 +195,17 @@ def show(x: jax.Array) -> Picture:
     local_shape = tiling.local_shape(x.shape, dict(axes))
     blocks = block_indices(tiling, axes).tolist()
     addends = labels(tiling.partial, axes).tolist()
-    ranks = np.array(placement.ranks).flat
     parts = tuple(
         Part(
-            rank=int(rank),
+            rank=rank,
             block=tuple(block),
             start=tuple(i * n for i, n in zip(block, local_shape, strict=True)),
             shape=local_shape,
             addend=addend,
         )
-        for rank, block, addend in zip(ranks, blocks, addends, strict=True)
+        for rank, block, addend in zip(
+            placement.flat_ranks, blocks, addends, strict=True
+        )
     )
     return Picture(str(jax.typeof(x)), placement, signature, parts)
 

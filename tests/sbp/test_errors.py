@@ -120,6 +120,8 @@ def test_questions_that_only_have_answers_outside_of_jit(x):
         jax.jit(sbp.to_local)(x)
     with pytest.raises(TypeError, match="is not known while jit traces it"):
         jax.jit(lambda x: (sbp.show(x), x)[1])(x)
+    with pytest.raises(TypeError, match="got shards that jit traces"):
+        jax.jit(lambda x: sbp.from_local([x, x], LINE, sbp.broadcast))(np.ones(2))
 
 
 def test_keeping_a_signature_on_a_placement_with_other_axes(x):

@@ -1,5 +1,7 @@
 """Concrete conversions with their values, one by one."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,6 +148,21 @@ def test_one_rank_to_a_square_and_back():
         3,
         4,
     ]
+
+
+def test_devices_of_another_type_are_reached_through_their_own_transfer(monkeypatch):
+    """Here they are CPU devices in disguise: only the placement says otherwise."""
+    monkeypatch.setattr(
+        sbp.Placement, "from_mesh", lambda mesh: types.SimpleNamespace(type="gpu")
+    )
+    value = np.arange(16.0, dtype=np.float32).reshape(4, 4)
+    x = sbp.to_global(value, line(0, 1), sbp.partial_sum)
+    y = sbp.to_global(x, line(2, 3), sbp.split(0))
+    z = sbp.to_global(y, line(4, 5), sbp.partial_sum)
+    monkeypatch.undo()
+    for moved, placement in ((y, line(2, 3)), (z, line(4, 5))):
+        assert sbp.placement_of(moved) == placement
+        np.testing.assert_array_equal(sbp.full_value(moved), value)
 
 
 def test_order_of_ranks_decides_who_holds_what():

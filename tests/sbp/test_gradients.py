@@ -135,3 +135,20 @@ def test_rematerialized_conversions_have_the_same_gradient():
     x = sbp.to_global(VALUE, LINE, sbp.split(0))
     loss = jax.checkpoint(loss_after(LINE, sbp.split(1)))
     np.testing.assert_array_equal(jax.jit(jax.grad(loss))(x), GRADIENT)
+
+
+def test_gradients_of_shards_follow_the_dual_rule():
+    """Parts for parts, addends for replicas, the whole for each addend."""
+
+    def gradients(signature, shards):
+        def loss(shards):
+            x = sbp.from_local(shards, LINE, sbp.parse(signature))
+            return (sbp.to_global(x, sbp=sbp.broadcast) ** 2).sum()
+
+        with jax.set_mesh(LINE.mesh):
+            found = jax.grad(loss)({0: jnp.array(shards[0]), 1: jnp.array(shards[1])})
+        return [found[rank].tolist() for rank in (0, 1)]
+
+    assert gradients("S(0)", [[1.0, 2.0], [3.0, 4.0]]) == [[2, 4], [6, 8]]
+    assert gradients("P", [[1.0, 2.0], [3.0, 4.0]]) == [[8, 12], [8, 12]]
+    assert np.sum(gradients("B", [[1.0, 2.0]] * 2), axis=0).tolist() == [2, 4]
