@@ -136,7 +136,8 @@ def peak_memory_bytes() -> int:
     Where devices do not count, as on CPU, that of the whole process.
     """
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    peaks = [entry["peak_bytes_in_use"] for entry in stats if entry]
+    name = "peak_bytes_in_use"
+    peaks = [entry[name] for entry in stats if name in entry]
     if peaks:
         return max(peaks)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
