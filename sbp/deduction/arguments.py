@@ -1,6 +1,7 @@
 """Reads placement and signatures of the arguments of a call."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +65,9 @@ class Arguments:
         everywhere = NamedSharding(self.mesh, P())
         pairs = zip(self.leaves, self.types, strict=True)
         return [
-            leaf if type_.spec is not None else _to_every_device(leaf, everywhere)
+            _to_every_device(leaf, everywhere)
+            if type_.spec is None
+            else _to_explicit_mesh(leaf)
             for leaf, type_ in pairs
         ]
 
@@ -85,24 +88,26 @@ def read(leaves: Sequence[Any], what: str) -> Arguments:
         ValueError: If none is on a mesh, or they are on different ones.
     """
     shardings = [_named_sharding(leaf) for leaf in leaves]
-    meshes = [s.mesh for s in shardings if s is not None]
+    meshes = dict.fromkeys(s.mesh for s in shardings if s is not None)
+    if any(isinstance(mesh, AbstractMesh) for mesh in meshes):
+        # Traced, so that only abstract meshes can be compared.
+        meshes = dict.fromkeys(mesh.abstract_mesh for mesh in meshes)
     if not meshes:
         raise ValueError(
             f"{what} got no global tensor among its {len(leaves)} arguments, so that "
             "there is no placement to compute on. Make one first: "
             "sbp.to_global(x, placement, sbp)."
         )
-    mesh = meshes[0]
-    for other in meshes[1:]:
-        if other != mesh:
-            raise ValueError(
-                f"{what} got tensors on two placements, {_describe(mesh)} and "
-                f"{_describe(other)}, but computes on one. Move them together: "
-                "sbp.to_global(x, placement)."
-            )
+    mesh, *others = meshes
+    if others:
+        raise ValueError(
+            f"{what} got tensors on two placements, {_describe(mesh)} and "
+            f"{_describe(others[0])}, but computes on one. Move them together: "
+            "sbp.to_global(x, placement)."
+        )
     names = tuple(mesh.axis_names)
     types = tuple(
-        _type_of(leaf, sharding, names)
+        _type_of(leaf, None if sharding is None else sharding.spec, names)
         for leaf, sharding in zip(leaves, shardings, strict=True)
     )
     return Arguments(tuple(leaves), types, mesh)
@@ -113,7 +118,13 @@ def _named_sharding(leaf: Any) -> NamedSharding | None:
         sharding = getattr(jax.typeof(leaf), "sharding", None)
     else:
         sharding = getattr(leaf, "sharding", None)
-    if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+    return _explicit(sharding) if isinstance(sharding, NamedSharding) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _explicit(sharding: NamedSharding) -> NamedSharding | None:
+    """Returns the same sharding on a mesh whose axes are all Explicit."""
+    if sharding.mesh.empty:
         return None
     if all(kind == AxisType.Explicit for kind in sharding.mesh.axis_types):
         return sharding
@@ -123,17 +134,29 @@ def _named_sharding(leaf: Any) -> NamedSharding | None:
     return NamedSharding(mesh, sharding.spec)
 
 
-def _type_of(
-    leaf: Any, sharding: NamedSharding | None, names: tuple[str, ...]
-) -> TensorType:
-    shape, dtype = jnp.shape(leaf), getattr(leaf, "dtype", None)
+def _type_of(leaf: Any, spec: P | None, names: tuple[str, ...]) -> TensorType:
+    shape, dtype = np.shape(leaf), getattr(leaf, "dtype", None)
     if dtype is None or isinstance(leaf, np.ndarray):
         dtype = jax.dtypes.canonicalize_dtype(jnp.result_type(leaf))
     is_weak = bool(getattr(leaf, "weak_type", isinstance(leaf, (int, float, complex))))
-    if sharding is None:
+    return _make_type(shape, dtype, is_weak, spec, names)
+
+
+@functools.lru_cache(maxsize=4096)
+def _make_type(
+    shape: Shape, dtype: Any, is_weak: bool, spec: P | None, names: tuple[str, ...]
+) -> TensorType:
+    if spec is None:
         return TensorType(shape, dtype, is_weak, None, (broadcast,) * len(names))
-    signature = from_partition_spec(sharding.spec, names)
-    return TensorType(shape, dtype, is_weak, sharding.spec, signature)
+    signature = from_partition_spec(spec, names)
+    return TensorType(shape, dtype, is_weak, spec, signature)
+
+
+def _to_explicit_mesh(leaf: jax.Array) -> jax.Array:
+    if isinstance(leaf, jax.core.Tracer):
+        return leaf
+    sharding = _named_sharding(leaf)
+    return leaf if sharding is leaf.sharding else jax.device_put(leaf, sharding)
 
 
 def _to_every_device(leaf: Any, everywhere: NamedSharding) -> jax.Array:

@@ -6,8 +6,23 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+import sbp
 from sbp.signature import PartialSum, Split
 from sbp.spec import to_partition_spec
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def assert_equal(x, dense, rtol=1e-4):
+    """Asserts that a tree of global tensors holds the dense values."""
+
+    def check(own, other):
+        value = value_of(own, sbp.placement_of(own), sbp.signature_of(own))
+        np.testing.assert_allclose(value, other, rtol=rtol, atol=1e-4)
+
+    jax.tree.map(check, x, dense)
 
 
 def place(value, placement, signature, seed=0):
