@@ -1,0 +1,176 @@
+"""Training steps of a small BERT on many layouts, from the same weights and data."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh
+
+from launch import job, optimizer, resolve, state, step
+from launch.resolve import DeviceCount
+from models import bert, stacked
+
+NUM_LAYERS = 8  # one for each of two chunks of four stages
+BATCH_SIZE, NUM_PREDICTED = 16, 3
+# LLVM's effort, which takes longer than all of XLA's, makes no other program.
+COMPILER_OPTIONS = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+FIELDS = {
+    "model.num_layers": NUM_LAYERS,
+    "model.model_dim": 16,
+    "model.num_heads": 8,
+    "model.mlp_dim": 32,
+    "model.vocab_size": 60,
+    "model.vocab_multiple": 64,
+    "model.max_len": 12,
+    "data.seq_length": 12,
+    "train.global_batch_size": BATCH_SIZE,
+    "optim.learning_rate": 1e-2,
+    "optim.warmup_steps": 2,
+    "train.num_steps": 20,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A layout (data x tensor x stage) and what differs from the defaults."""
+
+    data: int = 1
+    tensor: int = 1
+    stage: int = 1
+    schedule: str = "1f1b"
+    num_microbatches: int | None = None
+    fields: tuple[tuple[str, object], ...] = ()
+
+    def __str__(self):
+        changed = [str(value) for _, value in self.fields]
+        sizes = f"{self.data}x{self.tensor}x{self.stage}"
+        return "-".join([sizes, self.schedule, *changed]).replace(" ", "")
+
+    @property
+    def config(self):
+        # As few as every schedule can do with.
+        num_microbatches = self.num_microbatches or max(self.stage, 2)
+        fields = FIELDS | {
+            "dist.data_parallel_size": self.data,
+            "dist.tensor_parallel_size": self.tensor,
+            "dist.pipeline_parallel_size": self.stage,
+            "dist.pipeline_schedule": self.schedule,
+            "dist.pipeline_num_chunks": 1 + (self.schedule == "interleaved_1f1b"),
+            "train.num_microbatches": num_microbatches,
+            **dict(self.fields),
+        }
+        return resolve.resolve(
+            resolve.load("configs/bert_tiny.py"),
+            {name: str(value) for name, value in fields.items()},
+            DeviceCount(num_devices=self.data * self.tensor * self.stage),
+        )
+
+    @property
+    def mesh(self):
+        sizes = self.stage, self.data, self.tensor
+        devices = np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes)
+        axes = ("stage", "data", "tensor")
+        return Mesh(devices, axes, axis_types=(AxisType.Auto,) * 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What a few steps gave: gradients of the first one, the loss of each."""
+
+    gradients: dict
+    losses: np.ndarray
+
+
+@functools.cache
+def make_steps(case):
+    """The step's config; its optimizer also keeps the last gradients."""
+    config, mesh = case.config, case.mesh
+    steps = job.build_steps(config, mesh)
+    rule = optax.chain(
+        optax.trace(decay=0.0),
+        optimizer.build(config.optim, num_steps=config.train.num_steps),
+    )
+    shardings = state.state_shardings(
+        steps.model, rule, specs=steps.specs, mesh=steps.mesh
+    )
+    return dataclasses.replace(steps, optimizer=rule, shardings=shardings)
+
+
+@functools.cache
+def compile_step(case):
+    """The compiled training step."""
+    steps = make_steps(case)
+    abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
+    program = step.build_train_step(steps)
+    lowered = program.lower(abstract, make_batch(case.config))
+    return lowered.compile(COMPILER_OPTIONS)
+
+
+@functools.cache
+def train(case, num_steps):
+    """Runs the steps, on two batches in turns."""
+    steps, program = make_steps(case), compile_step(case)
+    train_state = create_state(case)
+    losses, gradients = [], None
+    for number in range(num_steps):
+        batch = make_batch(case.config, number % 2)  # few enough to learn
+        train_state, metrics = program(train_state, batch)
+        losses.append(float(metrics["loss"]))
+        if number == 0:
+            gradients = jax.device_get(train_state.opt_state[0].trace)
+    order = steps.model.layer_order
+    places = np.array([order.index(layer) for layer in range(steps.model.num_layers)])
+    gradients["blocks"] = jax.tree.map(lambda x: x[places], gradients["blocks"])
+    return Trained(gradients, np.array(losses))
+
+
+def create_state(case):
+    """The state at step 0, with the weights that one device would have."""
+    steps = make_steps(case)
+    params = dict(initial_params(case.config.model))
+    order = np.array(steps.model.layer_order)
+    params["blocks"] = jax.tree.map(
+        lambda x: np.where(order.reshape(-1, *[1] * (x.ndim - 1)) >= 0, x[order], 0),
+        params["blocks"],
+    )
+    abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract)
+    return jax.device_put(
+        dataclasses.replace(zeros, params=params), steps.shardings, may_alias=False
+    )
+
+
+@functools.cache
+def initial_params(model_config):
+    """Random weights, none of which is 0 or 1 as they would be at the start."""
+    r = np.random.default_rng(0)
+    model = stacked.stack(lambda rngs: bert.Bert(model_config, rngs=rngs))
+
+    def draw(path, leaf):
+        is_scale = path[-1].key == "scale"
+        noise = r.standard_normal(leaf.shape) * 0.1
+        return (noise + is_scale).astype(leaf.dtype)
+
+    return jax.tree.map_with_path(draw, model.shapes)
+
+
+def make_batch(config, seed=0):
+    """A random batch, in which samples differ in how much they hold."""
+    r = np.random.default_rng(seed)
+    size, length, vocab_size = BATCH_SIZE, config.data.seq_length, 60
+    num_tokens = r.integers(length // 2, length + 1, (size, 1))
+    return {
+        "tokens": r.integers(0, vocab_size, (size, length), np.int32),
+        "segments": r.integers(0, 2, (size, length), np.int32),
+        "is_token": np.arange(length)[None] < num_tokens,
+        "positions": r.integers(0, length // 2, (size, NUM_PREDICTED), np.int32),
+        "targets": r.integers(0, vocab_size, (size, NUM_PREDICTED), np.int32),
+        "weights": (r.random((size, NUM_PREDICTED)) < 0.7).astype(np.float32),
+        "is_random_next": r.integers(0, 2, size, np.int32),
+        "sample_weights": (np.arange(size) > 0).astype(np.float32),
+    }

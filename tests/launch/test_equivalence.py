@@ -1,0 +1,96 @@
+"""The loss and every gradient do not depend on layout, schedule or microbatches."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from tests.launch.cases import Case, train
+
+# Largest difference of a gradient relative to its largest element, and of a loss.
+GRADIENT_TOLERANCE = 2e-6
+LOSS_TOLERANCE = 1e-5
+NUM_STEPS = 20
+
+LAYOUTS = (  # data x tensor x stage
+    (8, 1, 1),
+    (1, 8, 1),
+    (1, 1, 8),
+    (2, 2, 2),
+    (4, 1, 2),
+    (1, 2, 4),
+    (2, 1, 4),
+    (4, 2, 1),
+)
+SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "zero_bubble")
+ENDS = ("dist.pipeline_vocabulary", "first_and_last_stage")
+FULL, SELECTIVE = ("train.remat", "full"), ("train.remat", "selective")
+PRE_NORM = ("model.norm_position", "pre")
+SIXTEEN_LAYERS = ("model.num_layers", 16)  # two for each chunk of eight stages
+UNEVEN = ("dist.pipeline_stage_layers", (3, 1, 4))
+DROPOUT = (("model.dropout_rate", 0.2), ("model.attention_dropout_rate", 0.2))
+OF_MODEL = {field for field, _ in (PRE_NORM, SIXTEEN_LAYERS, *DROPOUT)}
+
+# Each axis, schedule, place of the vocabulary and remat policy at least once.
+SOME = [
+    Case(2, 2, 2, "1f1b"),
+    Case(1, 2, 4, "zero_bubble", num_microbatches=8, fields=(SELECTIVE, *DROPOUT)),
+    Case(2, 1, 4, "interleaved_1f1b", fields=DROPOUT),
+    Case(4, 1, 2, "gpipe", num_microbatches=1, fields=(ENDS, FULL)),
+    Case(1, 2, 3, "1f1b", num_microbatches=8, fields=(ENDS, UNEVEN, *DROPOUT)),
+]
+EVERY = [
+    Case(*sizes, name, fields=(SIXTEEN_LAYERS,) if sizes[2] == 8 else ())
+    for sizes, name in itertools.product(LAYOUTS, SCHEDULES)
+]
+OTHERS = [
+    Case(1, 1, 3, "zero_bubble", num_microbatches=4, fields=(ENDS, UNEVEN, FULL)),
+    Case(1, 2, 4, "1f1b", num_microbatches=16, fields=(SELECTIVE, ENDS, *DROPOUT)),
+    Case(1, 2, 4, "gpipe", fields=(SELECTIVE, PRE_NORM)),
+    Case(1, 2, 4, "interleaved_1f1b", fields=(FULL, ENDS)),
+    Case(2, 2, 2, "zero_bubble", fields=(ENDS, PRE_NORM)),
+    Case(2, 2, 2, "zero_bubble", fields=(FULL, *DROPOUT)),
+    Case(4, 1, 1, num_microbatches=4, fields=DROPOUT),
+    Case(8, 1, 1, num_microbatches=1, fields=DROPOUT),
+]
+
+
+def check(case):
+    of_model = tuple(field for field in case.fields if field[0] in OF_MODEL)
+    expected = train(Case(num_microbatches=1, fields=of_model), NUM_STEPS)
+    found = train(case, NUM_STEPS)
+
+    def error(ours, theirs):
+        return np.abs(ours - theirs).max() / np.abs(theirs).max()
+
+    errors = {
+        jax.tree_util.keystr(path): error(ours, theirs)
+        for (path, ours), theirs in zip(
+            jax.tree.leaves_with_path(found.gradients),
+            jax.tree.leaves(expected.gradients),
+            strict=True,
+        )
+    }
+    worst, loss = max(errors.values()), error(found.losses, expected.losses)
+    print(f"{case}: gradients {worst:.1e}, losses {loss:.1e}")
+    assert {k: v for k, v in errors.items() if v > GRADIENT_TOLERANCE} == {}
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=LOSS_TOLERANCE)
+    assert expected.losses[-1] < expected.losses[0] - 0.5
+
+
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_step_equals_that_of_one_device(case):
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EVERY + OTHERS, ids=str)
+def test_step_equals_that_of_one_device_in_every_case(case):
+    check(case)
+
+
+def test_dropout_makes_a_difference():
+    with_dropout = train(Case(num_microbatches=1, fields=DROPOUT), NUM_STEPS)
+    without = train(Case(num_microbatches=1), NUM_STEPS)
+    assert np.abs(with_dropout.losses - without.losses).min() > 1e-3
