@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import config, core, distributed
+from jax._src.interpreters.batching import BatchTracer
 from jax._src.mesh import empty_abstract_mesh, empty_concrete_mesh
 from jax.experimental import multihost_utils
 from jax.extend.core import JaxprEqn, Primitive
@@ -102,12 +103,17 @@ def mesh_set() -> AbstractMesh | None:
 
 
 def concrete_mesh(x: jax.Array) -> Mesh | None:
-    """Returns the mesh with the devices of ``x``, also while it is differentiated.
+    """Returns the mesh with the devices of ``x``, also inside ``grad`` and ``vmap``.
 
     None if ``x`` is traced by ``jit``, where only an abstract mesh is known.
     """
-    while isinstance(x, jax.core.Tracer) and hasattr(x, "primal"):
-        x = x.primal
+    while isinstance(x, jax.core.Tracer):
+        if isinstance(x, BatchTracer):
+            x = x.val
+        elif hasattr(x, "primal"):
+            x = x.primal
+        else:
+            break
     sharding = None if isinstance(x, jax.core.Tracer) else x.sharding
     if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
         return sharding.mesh

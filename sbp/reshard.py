@@ -70,10 +70,22 @@ def dual_spec(spec: P) -> P:
     return P(*spec.partitions, unreduced=spec.reduced, reduced=spec.unreduced)
 
 
-def with_leading_dim(spec: P) -> P:
-    """Returns the spec of a tensor that has an uncut dim more in front."""
-    entries = (None, *spec.partitions)
-    return P(*entries, unreduced=spec.unreduced, reduced=spec.reduced)
+def with_mapped_dim(spec: P, x: jax.Array) -> P:
+    """Returns the spec of what ``vmap`` maps over: ``x`` has its dim more, in front.
+
+    Raises:
+        ValueError: If the mapped dim is cut along an axis that the spec uses too.
+    """
+    sharding = sharding_of(x)
+    cut = () if sharding is None else from_spec(sharding.spec, x.ndim).dims[0]
+    inside = from_spec(spec, x.ndim - 1)
+    if clash := sorted(inside.used.intersection(cut)):
+        raise ValueError(
+            f"vmap maps over a dim that is split along mesh axis {clash[0]!r}, so that "
+            f"inside it no tensor can be {inside} there. Convert the whole tensor "
+            "outside of vmap, or leave that axis broadcast inside."
+        )
+    return Tiling((cut, *inside.dims), inside.partial).to_spec(frozenset(spec.reduced))
 
 
 def axes_of(mesh: Any) -> Axes:
@@ -176,10 +188,10 @@ def _batch(
 ) -> jax.Array:
     return reshard_p.bind(
         x,
-        source=with_leading_dim(source),
-        target=with_leading_dim(target),
+        source=with_mapped_dim(source, x),
+        target=with_mapped_dim(target, x),
         mesh=mesh,
-        grad=None if grad is None else with_leading_dim(grad),
+        grad=None if grad is None else with_mapped_dim(grad, x),
     )
 
 

@@ -38,7 +38,7 @@ from sbp.reshard import (
     dual_spec,
     reshard,
     run_exchange,
-    with_leading_dim,
+    with_mapped_dim,
     without_elements,
 )
 from sbp.tiling import Axes, Tiling, from_spec
@@ -369,11 +369,13 @@ def _transpose(
 def _batch(
     x: jax.Array, *, source: P, target: P, grad: P | None, **meshes: Any
 ) -> jax.Array:
+    uncut = from_spec(target, x.ndim - 1)
+    uncut = Tiling(((), *uncut.dims), uncut.partial)
     return _transfer_p.bind(
         x,
-        source=with_leading_dim(source),
-        target=with_leading_dim(target),
-        grad=None if grad is None else with_leading_dim(grad),
+        source=with_mapped_dim(source, x),
+        target=uncut.to_spec(frozenset(target.reduced)),
+        grad=None if grad is None else with_mapped_dim(grad, x),
         **meshes,
     )
 

@@ -284,6 +284,19 @@ def test_scan_and_vmap_go_through_conversions():
     np.testing.assert_array_equal(total, value.sum(0))
 
 
+def test_vmap_over_a_split_dim_keeps_it_split():
+    placement = sbp.placement("cpu", [[0, 1], [2, 3]], ("data", "tensor"))
+    value = np.arange(32.0, dtype=np.float32).reshape(4, 8)
+    x = sbp.to_global(value, placement, sbp.parse("S(0),S(1)"))
+    y = jax.vmap(lambda row: sbp.to_global(row, sbp={"tensor": sbp.partial_sum}))(x)
+    assert str(jax.typeof(y)) == "float32[4@data,8]{U:tensor}"
+    np.testing.assert_array_equal(sbp.full_value(y), value)
+    with pytest.raises(
+        ValueError, match="split along mesh axis 'data', so that inside"
+    ):
+        jax.vmap(lambda row: sbp.to_global(row, sbp={"data": sbp.split(0)}))(x)
+
+
 def test_constrain_follows_the_mesh():
     placement = sbp.placement("cpu", [[0, 1], [2, 3]], ("data", "tensor"))
     row = {"tensor": sbp.split(1)}
