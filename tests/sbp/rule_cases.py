@@ -123,7 +123,6 @@ PRODUCTS = [
 ]  # fmt: skip
 
 
-
 REDUCTIONS = [
     *((name, functools.partial(function, axes=(1,)), [X]) for name, function in {
         "reduce_sum": lax.reduce_sum, "reduce_max": lax.reduce_max,
