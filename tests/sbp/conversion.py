@@ -11,6 +11,8 @@ DTYPES = {
     "int32": np.int32,
     "bfloat16": ml_dtypes.bfloat16,
     "int8": np.int8,
+    "float16": np.float16,
+    "complex64": np.complex64,
 }
 
 

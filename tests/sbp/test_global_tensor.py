@@ -4,6 +4,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
@@ -134,6 +135,18 @@ def test_one_axis_to_two_axes_and_back():
     z = sbp.to_global(y, line(0, 1, 2, 3), sbp.split(0))
     assert {shard.shape for shard in sbp.to_local(z).values()} == {(1, 8)}
     np.testing.assert_array_equal(z, value)
+
+
+def test_booleans_and_tiny_floats_travel_too():
+    square = sbp.placement("cpu", [[0, 1], [2, 3]])
+    for dtype in (bool, ml_dtypes.float8_e4m3fn, np.uint32):
+        value = (np.arange(16) % 3).reshape(4, 4).astype(dtype)
+        x = sbp.to_global(value, square, sbp.parse("S(0),S(1)"))
+        y = sbp.to_global(x, sbp=sbp.parse("S(1),S(0)"))
+        z = sbp.to_global(y, line(5, 1), sbp.split(0))
+        assert (sbp.full_value(y) == value).all()
+        assert (sbp.full_value(z) == value).all()
+        assert z.dtype == dtype
 
 
 def test_one_rank_to_a_square_and_back():
