@@ -24,6 +24,20 @@ def get_config() -> ml_collections.ConfigDict:
                 "masked_fraction": 0.15,  # of the tokens
                 "masking": "whole_word",  # or "token", or "ngram"
                 "short_fraction": 0.1,  # of the samples are shorter than seq_length
+                # GPT-2: documents in a row do not see each other
+                "separate_documents": True,
+                # ViT: folders of images, like files; none: a part of these
+                "validation_files": (),
+                "skip_broken": False,  # image files; False: they are an error
+                "pixel_mean": (0.5,),  # of all channels, or one each; pixels 0 to 1
+                "pixel_std": (0.5,),
+                "crop_area": 1.0,  # smallest share in a random crop; 1: the center
+                "flip": False,  # left and right, every second image
+                "randaugment_layers": 0,  # random changes of each image
+                "randaugment_magnitude": 9.0,  # of 10
+                "erasing_probability": 0.0,  # of a rectangle in each image
+                "mixup_alpha": 0.0,  # of Beta(alpha, alpha); 0: no mixup
+                "cutmix_alpha": 0.0,  # both above 0: one or the other
                 "num_workers": 0,  # processes; 0: threads of this one
             },
             "optim": {

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
-from launch import bert_data, flops, input_pipeline
+from launch import bert_data, flops, gpt2_data, image_data, input_pipeline
 from launch.input_pipeline import InputPipeline, Splits
 from launch.run_config import DataConfig, RunConfig
 
@@ -120,6 +121,24 @@ def _sequence_fits(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _channels_fit(config: RunConfig) -> Iterator[str]:
+    num = config.model.num_channels
+    if num not in (1, 3):
+        yield (
+            f"model.num_channels={num}, but images are read as gray or as RGB. Use 1"
+            " or 3."
+        )
+    for name, values in {
+        "pixel_mean": config.data.pixel_mean,
+        "pixel_std": config.data.pixel_std,
+    }.items():
+        if len(values) not in (1, num):
+            yield (
+                f"data.{name}={values} has {len(values)} values, but"
+                f" model.num_channels={num}. Give one for all channels, or one each."
+            )
+
+
 def _bert_flops(config: RunConfig) -> int:
     return flops.bert_train_flops(
         config.model,
@@ -127,6 +146,24 @@ def _bert_flops(config: RunConfig) -> int:
         num_predicted=batch_shapes(config)["positions"].shape[1],
         num_samples=config.train.global_batch_size,
     )
+
+
+def _gpt2_flops(config: RunConfig) -> int:
+    return flops.gpt2_train_flops(
+        config.model,
+        seq_length=config.data.seq_length,
+        num_samples=config.train.global_batch_size,
+    )
+
+
+def _vit_flops(config: RunConfig) -> int:
+    size = config.train.global_batch_size
+    return flops.vit_train_flops(config.model, num_samples=size)
+
+
+def _perplexity(means: Mapping[str, float]) -> Means:
+    with np.errstate(over="ignore"):
+        return {"perplexity": float(np.exp(means["lm_loss"]))}
 
 
 def _text_sizes(model: Any) -> dict[str, int]:
@@ -146,5 +183,24 @@ FAMILIES = {
         data_fields=bert_data.FIELDS,
         split_sizes=_text_sizes,
         broken_rules=_sequence_fits,
+    ),
+    "gpt2": Family(
+        open_splits=gpt2_data.open_splits,
+        batch_shapes=gpt2_data.batch_shapes,
+        train_flops=_gpt2_flops,
+        num_tokens=lambda config: config.data.seq_length,
+        data_fields=gpt2_data.FIELDS,
+        split_sizes=_text_sizes,
+        broken_rules=_sequence_fits,
+        eval_metrics=_perplexity,
+    ),
+    "vit": Family(
+        open_splits=image_data.open_splits,
+        batch_shapes=image_data.batch_shapes,
+        train_flops=_vit_flops,
+        num_tokens=lambda config: config.model.seq_length,
+        data_fields=image_data.FIELDS,
+        split_sizes=_block_sizes,
+        broken_rules=_channels_fit,
     ),
 }

@@ -7,7 +7,9 @@ a second time, to save memory, does not count.
 """
 
 from models.bert import BertConfig
+from models.gpt2 import Gpt2Config
 from models.layers import BlockConfig
+from models.vit import VitConfig
 
 BACKWARD_FACTOR = 2  # of the forward pass
 
@@ -49,6 +51,49 @@ def bert_forward_flops(
     next_sentence = 2 * dim * (dim + 2)
     blocks = config.num_layers * block_forward_flops(config, seq_length=seq_length)
     return blocks + masked_lm + next_sentence
+
+
+def gpt2_train_flops(config: Gpt2Config, *, seq_length: int, num_samples: int) -> int:
+    """Returns the FLOPs of a training step of GPT-2 on a global batch.
+
+    The scores of what follows a token count as well, although they are masked.
+
+    Args:
+        config: The model.
+        seq_length: Tokens of a sample.
+        num_samples: Global batch size.
+
+    Example:
+        >>> from models.gpt2 import SIZES
+        >>> gpt2_train_flops(SIZES["124m"], seq_length=1024, num_samples=1) / 1e12
+        0.875166695424
+    """
+    blocks = config.num_layers * block_forward_flops(config, seq_length=seq_length)
+    head = seq_length * 2 * config.model_dim * config.padded_vocab_size
+    return (1 + BACKWARD_FACTOR) * num_samples * (blocks + head)
+
+
+def vit_train_flops(config: VitConfig, *, num_samples: int) -> int:
+    """Returns the FLOPs of a training step of ViT on a global batch.
+
+    The gradient of the images is not needed: their embedding counts twice, not thrice.
+
+    Args:
+        config: The model.
+        num_samples: Global batch size.
+
+    Example:
+        >>> from models.vit import SIZES
+        >>> vit_train_flops(SIZES["b16"], num_samples=1) / 1e9
+        105.151758336
+    """
+    length, dim = config.seq_length, config.model_dim
+    blocks = config.num_layers * block_forward_flops(config, seq_length=length)
+    patch_size = config.num_channels * config.patch_size**2
+    patches = config.num_patches * 2 * patch_size * dim
+    classifier = 2 * dim * config.num_classes
+    forward = blocks + patches + classifier
+    return num_samples * ((1 + BACKWARD_FACTOR) * forward - patches)
 
 
 def block_forward_flops(config: BlockConfig, *, seq_length: int) -> int:

@@ -16,6 +16,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "nsp_loss": "nsp {:.4f}".format,
     "mlm_accuracy": "mlm accuracy {:.1%}".format,
     "nsp_accuracy": "nsp accuracy {:.1%}".format,
+    "perplexity": "perplexity {:,.4g}".format,
     "learning_rate": "lr {:.2e}".format,
     "grad_norm": "grad norm {:.3g}".format,
     "tokens_per_second": "{:,.0f} tokens/s".format,
@@ -132,6 +133,8 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
         for name, x in other.items()
         if name.endswith("_loss")
     ]
+    if len(losses) == 1 and "loss" in metrics:
+        losses = []  # a single part is the whole
     accuracies = [
         f"{name.replace('_', ' ')} {x:.1%}"
         for name, x in other.items()

@@ -31,21 +31,45 @@ class DataConfig:
     masked_fraction: float = 0.15
     masking: str = "whole_word"
     short_fraction: float = 0.1
+    separate_documents: bool = True
+    validation_files: tuple[str, ...] = ()
+    skip_broken: bool = False
+    pixel_mean: tuple[float, ...] = (0.5,)
+    pixel_std: tuple[float, ...] = (0.5,)
+    crop_area: float = 1.0
+    flip: bool = False
+    randaugment_layers: int = 0
+    randaugment_magnitude: float = 9.0
+    erasing_probability: float = 0.0
+    mixup_alpha: float = 0.0
+    cutmix_alpha: float = 0.0
     num_workers: int = 0
 
     def broken_rules(self) -> Iterator[str]:
         """Yields one sentence per broken rule."""
         # [CLS], [SEP], [SEP] and a token in each of the two segments.
-        yield from at_least(self, seq_length=5, num_workers=0)
+        yield from at_least(
+            self,
+            seq_length=5,
+            num_workers=0,
+            randaugment_layers=0,
+            mixup_alpha=0,
+            cutmix_alpha=0,
+        )
         yield from between(
             self,
             validation_fraction=(0, 1),
             masked_fraction=(0, 1),
             short_fraction=(0, 1),
+            crop_area=(0.01, 1),
+            randaugment_magnitude=(0, 10),
+            erasing_probability=(0, 1),
         )
         yield from one_of(self, masking=MASKINGS)
         if self.masked_fraction == 0:
             yield "masked_fraction=0 leaves nothing to predict. BERT uses 0.15."
+        if not all(std > 0 for std in self.pixel_std):
+            yield f"pixel_std={self.pixel_std} must all be above 0."
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,26 +6,17 @@ streamed: no more than a document is held at a time.
 """
 
 import dataclasses
-import functools
-import glob
-import gzip
-import hashlib
-import json
 import pathlib
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 
-from launch.data import cache, python_docs
+from launch.data import cache, python_docs, text_files
 
-JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 # Text without full stops, and books without blank lines, still make samples.
 MAX_SENTENCE_WORDS = 100
 MAX_DOCUMENT_SENTENCES = 1000
-LARGE_FILE = 2**26  # bytes
 
 Document = list[str]
-_Line = tuple[int, str]  # its number, from 1
 
 _SENTENCE_END = re.compile(
     r"(?:(?<![.!?…])[.!?…]++[\"'”’)\]»]*+(\s++)|[。！？]++[”’」』）]*+\s*+)(?=(\S))"
@@ -89,12 +80,13 @@ def open_corpus(files: Sequence[str], cache_dir: pathlib.Path) -> Corpus:
         return Corpus(
             name="the documentation of Python",
             files=(path,),
-            fingerprint=_fingerprint([path], cache_dir),
+            fingerprint=text_files.fingerprint([path], cache_dir, reader=__file__),
         )
-    paths = _expand(files)
-    name = paths[0].name if len(paths) == 1 else f"{len(paths)} files"
+    paths = text_files.expand(files)
     return Corpus(
-        name=name, files=tuple(paths), fingerprint=_fingerprint(paths, cache_dir)
+        name=text_files.describe(paths),
+        files=tuple(paths),
+        fingerprint=text_files.fingerprint(paths, cache_dir, reader=__file__),
     )
 
 
@@ -130,127 +122,15 @@ def _words(text: str) -> list[str]:
     ]
 
 
-def _expand(files: Sequence[str]) -> list[pathlib.Path]:
-    """Returns the files that the paths and patterns name."""
-    found = {file: sorted(glob.glob(file)) or [file] for file in files}
-    paths = [pathlib.Path(path) for file in files for path in found[file]]
-    if missing := [str(path) for path in paths if not path.exists()]:
-        raise FileNotFoundError(
-            f"data.files names {len(missing)} of {len(paths)} files that do not exist:"
-            f" {_list(missing)}. Paths are relative to '{pathlib.Path.cwd()}'."
-        )
-    if folders := [str(path) for path in paths if path.is_dir()]:
-        raise ValueError(
-            f"data.files names folders: {_list(folders)}. Name the files in them, for"
-            f" example '{folders[0]}/*.txt'."
-        )
-    if empty := [str(path) for path in paths if path.stat().st_size == 0]:
-        raise ValueError(
-            f"data.files names empty files: {_list(empty)}. Remove them, or fill them."
-        )
-    return paths
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
-
-
-def _fingerprint(paths: Sequence[pathlib.Path], cache_dir: pathlib.Path) -> str:
-    digest = hashlib.sha256(pathlib.Path(__file__).read_bytes())
-    for path in paths:
-        digest.update(f"{_is_json(path)} {_digest(path, cache_dir)}\n".encode())
-    return digest.hexdigest()
-
-
-def _digest(path: pathlib.Path, cache_dir: pathlib.Path) -> str:
-    """Returns a digest of the content; that of a large file is kept with its times."""
-    stat = path.stat()
-    if stat.st_size < LARGE_FILE:
-        return _hash(path)
-    times = f"{stat.st_mtime_ns} {stat.st_ctime_ns}"
-    identity = f"{path.resolve()} {stat.st_ino} {stat.st_size} {times}"
-    name = f"digest-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    entry = cache.entry(cache_dir, name, lambda entry: entry.write_text(_hash(path)))
-    return entry.read_text()
-
-
-def _hash(path: pathlib.Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ValueError(
-            f"Data file '{path}' cannot be read: {error.strerror}."
-        ) from error
-
-
-def _is_json(path: pathlib.Path) -> bool:
-    return path.name.removesuffix(".gz").endswith(JSON_SUFFIXES)
-
-
 def _texts(path: pathlib.Path) -> Iterator[str]:
     """Yields the text of each document."""
-    lines = _lines(path)
-    if _is_json(path):
-        for number, line in lines:
-            if line.strip():
-                yield _json_text(path, number, line)
+    if text_files.is_json(path):
+        yield from text_files.json_texts(path)
         return
     block: list[str] = []
-    for _, line in lines:
+    for _, line in text_files.lines(path):
         block.append(line)
         if not line.strip():
             yield "".join(block)
             block = []
     yield "".join(block)
-
-
-def _json_text(path: pathlib.Path, number: int, line: str) -> str:
-    example = '{"text": "One document."}'
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path}:{number}: not JSON: {error}. Each line of a '.jsonl' file is an"
-            f" object such as {example}."
-        ) from error
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        keys = list(record) if isinstance(record, dict) else type(record).__name__
-        raise ValueError(
-            f"{path}:{number}: there is no string under the key 'text', only {keys}."
-            f" Each line of a '.jsonl' file is an object such as {example}."
-        )
-    return record["text"]
-
-
-def _lines(path: pathlib.Path) -> Iterator[_Line]:
-    """Yields the decoded lines of a file with their numbers."""
-    compressed = path.name.endswith(".gz")
-    opener = functools.partial(gzip.open if compressed else open, path, "rb")
-    offset = 0
-    try:
-        with opener() as file:
-            for number, line in enumerate(file, start=1):
-                yield number, _decode(path, line, offset)
-                offset += len(line)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(
-            f"Data file '{path}' cannot be read after byte {offset}"
-            f"{' of its decompressed text' if compressed else ''}: {error}."
-        ) from error
-
-
-def _decode(path: pathlib.Path, line: bytes, offset: int) -> str:
-    bad = line.find(b"\0")
-    if bad < 0:
-        try:
-            text = line.decode()
-        except UnicodeDecodeError as error:
-            bad = error.start
-        else:
-            return text if offset else text.removeprefix("\ufeff")
-    raise ValueError(
-        f"Data file '{path}' is not text: at byte offset {offset + bad} there is"
-        f" 0x{line[bad]:02x}. Text files are UTF-8 without NUL bytes; convert others,"
-        " for example with iconv."
-    )

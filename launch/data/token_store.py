@@ -10,19 +10,39 @@ import hashlib
 import itertools
 import json
 import pathlib
-from collections.abc import Callable, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import tokenizers
 
 from launch.data import cache
-from launch.data.corpus import Corpus, Document
+
+Document = Sequence[str]
 
 _SENTENCES_PER_PART = 4096
+_CHARACTERS_PER_PART = 2**22
 _ARRAYS = ("tokens", "sentence_starts", "document_starts", "document_hashes")
 _FACTS = "facts.json"
+
+
+class AbstractCorpus(Protocol):
+    """Documents of sentences, each at least one character.
+
+    Attributes:
+        name: For people.
+        fingerprint: Digest of the documents.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 - above
+
+    @property
+    def fingerprint(self) -> str: ...  # noqa: D102 - above
+
+    def documents(self) -> Iterator[Document]:
+        """Yields the documents."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +83,7 @@ def open_store(path: pathlib.Path) -> TokenStore:
 
 
 def tokenize(
-    corpus: Corpus, tokenizer: tokenizers.Tokenizer, cache_dir: pathlib.Path
+    corpus: AbstractCorpus, tokenizer: tokenizers.Tokenizer, cache_dir: pathlib.Path
 ) -> TokenStore:
     """Returns the tokens of a corpus, from the cache if they are there.
 
@@ -85,7 +105,9 @@ def _map(path: pathlib.Path) -> np.ndarray:
     return array.view(np.ndarray)  # a plain array indexes faster than a memmap
 
 
-def _write(path: pathlib.Path, corpus: Corpus, tokenizer: tokenizers.Tokenizer) -> None:
+def _write(
+    path: pathlib.Path, corpus: AbstractCorpus, tokenizer: tokenizers.Tokenizer
+) -> None:
     path.mkdir()
     size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     dtypes = {
@@ -143,16 +165,22 @@ class _Part:
         return np.frombuffer(b"".join(d.digest() for d in digests), "<u8")
 
 
-def _tokenized(corpus: Corpus, tokenizer: tokenizers.Tokenizer) -> Iterator[_Part]:
+def _tokenized(
+    corpus: AbstractCorpus, tokenizer: tokenizers.Tokenizer
+) -> Iterator[_Part]:
     """Yields the documents in parts that are tokenized at once, in all threads."""
     documents: list[Document] = []
-    num_sentences = 0
+    num_sentences = num_characters = 0
     for document in corpus.documents():
         documents.append(document)
         num_sentences += len(document)
-        if num_sentences >= _SENTENCES_PER_PART:
+        num_characters += sum(map(len, document))
+        if (
+            num_sentences >= _SENTENCES_PER_PART
+            or num_characters >= _CHARACTERS_PER_PART
+        ):
             yield from _part(documents, tokenizer)
-            documents, num_sentences = [], 0
+            documents, num_sentences, num_characters = [], 0, 0
     yield from _part(documents, tokenizer)
 
 

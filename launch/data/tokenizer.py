@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tokenizers
@@ -86,6 +86,21 @@ def load(path: str, *, vocab_size: int, masks_words: bool) -> tokenizers.Tokeniz
         ValueError: If it is no tokenizer, lacks a special token, has more tokens than
             the model, or does not mark the pieces of a word.
     """
+    tokenizer = open_file(path)
+    check_tokens(
+        path, tokenizer, vocab_size=vocab_size, needed=SPECIAL_TOKENS, model="BERT"
+    )
+    if masks_words and not isinstance(tokenizer.model, models.WordPiece):
+        raise ValueError(
+            f"data.tokenizer='{path}' is a {type(tokenizer.model).__name__} model,"
+            " which does not mark what continues a word. Set data.masking='token',"
+            " or use a WordPiece tokenizer."
+        )
+    return tokenizer
+
+
+def open_file(path: str) -> tokenizers.Tokenizer:
+    """Returns the tokenizer in a file, see `load`."""
     if not pathlib.Path(path).is_file():
         raise FileNotFoundError(
             f"data.tokenizer='{path}' is not a file. Name a tokenizer.json or a"
@@ -102,14 +117,36 @@ def load(path: str, *, vocab_size: int, masks_words: bool) -> tokenizers.Tokeniz
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    _check(path, tokenizer, vocab_size)
-    if masks_words and not isinstance(tokenizer.model, models.WordPiece):
-        raise ValueError(
-            f"data.tokenizer='{path}' is a {type(tokenizer.model).__name__} model,"
-            " which does not mark what continues a word. Set data.masking='token',"
-            " or use a WordPiece tokenizer."
-        )
     return tokenizer
+
+
+def check_tokens(
+    path: str,
+    tokenizer: tokenizers.Tokenizer,
+    *,
+    vocab_size: int,
+    needed: Sequence[str],
+    model: str,
+) -> None:
+    """Checks that a tokenizer fits the model.
+
+    Raises:
+        ValueError: If it lacks one of the tokens that ``model`` needs, or has more than
+            ``vocab_size``.
+    """
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    if missing := [token for token in needed if token not in ids]:
+        raise ValueError(
+            f"data.tokenizer='{path}' has no {', '.join(missing)} among its {len(ids)}"
+            f" tokens. {model} needs {', '.join(needed)}: add them to the file."
+        )
+    size = max(ids.values()) + 1
+    if size > vocab_size:
+        raise ValueError(
+            f"data.tokenizer='{path}' has {size} tokens, more than"
+            f" model.vocab_size={vocab_size}. Set model.vocab_size={size}, or use a"
+            " smaller tokenizer."
+        )
 
 
 def vocabulary(tokenizer: tokenizers.Tokenizer) -> Vocabulary:
@@ -143,22 +180,6 @@ def vocabulary(tokenizer: tokenizers.Tokenizer) -> Vocabulary:
         is_continuation=is_continuation,
         ordinary=np.array(ordinary, np.int32),
     )
-
-
-def _check(path: str, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> None:
-    ids = tokenizer.get_vocab(with_added_tokens=True)
-    if missing := [token for token in SPECIAL_TOKENS if token not in ids]:
-        raise ValueError(
-            f"data.tokenizer='{path}' has no {', '.join(missing)} among its {len(ids)}"
-            f" tokens. BERT needs {', '.join(SPECIAL_TOKENS)}: add them to the file."
-        )
-    size = max(ids.values()) + 1
-    if size > vocab_size:
-        raise ValueError(
-            f"data.tokenizer='{path}' has {size} tokens, more than"
-            f" model.vocab_size={vocab_size}. Set model.vocab_size={size}, or use a"
-            " smaller tokenizer."
-        )
 
 
 def _read(path: str) -> tokenizers.Tokenizer:

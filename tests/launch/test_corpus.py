@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from launch.data import corpus, python_docs
+from launch.data import corpus, python_docs, text_files
 
 STORY = "It rains. We stay.\n\nThe sun\nshines. We go.\n"
 STORY_DOCUMENTS = [["It rains.", "We stay."], ["The sun shines.", "We go."]]
@@ -109,10 +109,10 @@ def test_fingerprint_is_that_of_the_content(tmp_path):
 def test_large_files_are_hashed_once_unless_they_change(tmp_path, monkeypatch):
     path = write(tmp_path, "a.txt", STORY)
     small = corpus.open_corpus([str(path)], tmp_path / "cache").fingerprint
-    monkeypatch.setattr(corpus, "LARGE_FILE", 0)
+    monkeypatch.setattr(text_files, "LARGE_FILE", 0)
     hashed = []
-    real_hash = corpus._hash
-    monkeypatch.setattr(corpus, "_hash", lambda p: hashed.append(p) or real_hash(p))
+    real_hash = text_files._hash
+    monkeypatch.setattr(text_files, "_hash", lambda p: hashed.append(p) or real_hash(p))
 
     one, again = (corpus.open_corpus([str(path)], tmp_path / "cache") for _ in "ab")
     path.write_text(STORY.replace("rains", "pours"))

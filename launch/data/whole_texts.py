@@ -1,0 +1,105 @@
+"""A corpus of whole texts, character for character, for models of the next token.
+
+A text file is a document, and so is the string under ``text`` of each line in a file of
+JSON lines; `END_OF_TEXT` in either ends a document as well. A long document is cut
+into pieces at the ends of lines, so that a single book can be trained on and held out
+in parts.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+
+from launch.data import python_docs, text_files
+
+END_OF_TEXT = "<|endoftext|>"
+MAX_CHARACTERS = 2**15  # of a document
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WholeTexts:
+    """Files of text.
+
+    Attributes:
+        name: For people.
+        files: In the order in which they are read.
+        fingerprint: Digest of the contents and of this module.
+    """
+
+    name: str
+    files: tuple[pathlib.Path, ...]
+    fingerprint: str
+
+    def documents(self) -> Iterator[list[str]]:
+        """Yields the documents, each a list of one string.
+
+        Raises:
+            ValueError: If a file cannot be read as text or JSON lines, with the place,
+                or holds no text.
+        """
+        for path in self.files:
+            empty = True
+            for text in _texts(path):
+                if text.strip():
+                    empty = False
+                    yield [text]
+            if empty:
+                raise ValueError(
+                    f"Data file '{path}' holds no text. Remove it from data.files."
+                )
+
+
+def open_texts(files: Sequence[str], cache_dir: pathlib.Path) -> WholeTexts:
+    """Returns the corpus made of ``files``, without reading it as text yet.
+
+    Args:
+        files: Paths or patterns, see `text_files.expand`. None: the source of Python's
+            standard library.
+        cache_dir: Where the digests of large files are kept.
+
+    Raises:
+        FileNotFoundError: If files are missing: all of them are named.
+        ValueError: If files are empty, or folders, or cannot be read.
+    """
+    if files:
+        paths = text_files.expand(files)
+        name = text_files.describe(paths)
+    else:
+        sources = python_docs.source_files()
+        paths = [path for path in sources if path.stat().st_size > 0]
+        name = "the source of Python's standard library"
+    return WholeTexts(
+        name=name,
+        files=tuple(paths),
+        fingerprint=text_files.fingerprint(paths, cache_dir, reader=__file__),
+    )
+
+
+def cut(lines: Iterable[str]) -> Iterator[str]:
+    r"""Yields the documents in a stream of lines.
+
+    Example:
+        >>> list(cut(["One.\n", "Two.\n", "<|endoftext|>\n", "Three."]))
+        ['One.\nTwo.\n', 'Three.']
+    """
+    parts: list[str] = []
+    size = 0
+    for line in lines:
+        *ended, rest = line.split(END_OF_TEXT)
+        for text in ended:
+            yield "".join([*parts, text])
+            parts, size = [], 0
+        parts.append(rest.removeprefix("\n") if ended else rest)
+        size += len(rest)
+        if size >= MAX_CHARACTERS:
+            yield "".join(parts)
+            parts, size = [], 0
+    yield "".join(parts)
+
+
+def _texts(path: pathlib.Path) -> Iterator[str]:
+    if not text_files.is_json(path):
+        yield from cut(line for _, line in text_files.lines(path))
+        return
+    for text in text_files.json_texts(path):
+        yield from cut(text.splitlines(keepends=True))
