@@ -9,7 +9,7 @@ from flax import nnx
 from sharded import place
 
 import sbp
-from models import layers
+from models import bert, layers, sharding
 from sbp.spec import signature_by_axis
 
 COLLECTIVE = re.compile(
@@ -76,3 +76,37 @@ def struct(shape, placement, signature, dtype=np.float32):
     spec = sbp.spec.to_partition_spec(signature, placement.axis_names)
     sharding = jax.sharding.NamedSharding(placement.mesh, spec)
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def bert_loss():
+    """Returns BERT's loss as a function, its parameters, their rows and a batch."""
+    config = bert.BertConfig(
+        num_layers=1, num_heads=4, model_dim=16, mlp_dim=32, vocab_size=32, max_len=8
+    )
+    graph, state = nnx.split(bert.Bert(config, rngs=nnx.Rngs(0)))
+    flat = nnx.to_flat_state(state)
+    params = {path: np.asarray(param[...]) for path, param in flat}
+    names = {path: "/".join(map(str, path)) for path in params}
+    table = sharding.without_axis(sharding.bert_rows(config), "stage")
+    rows = sharding.match_rows(table, list(names.values()))
+
+    def loss(params, batch):
+        flat = [(path, nnx.Param(value)) for path, value in params.items()]
+        model = nnx.merge(graph, nnx.from_flat_state(flat))
+        sums = model.losses(model.encode(batch), batch)
+        counts = model.counts(batch)
+        return sum(sums[k] / counts[k] for k in ("mlm_loss", "nsp_loss"))
+
+    rng = np.random.default_rng(0)
+    batch = {
+        "tokens": rng.integers(0, 32, (4, 8)),
+        "segments": rng.integers(0, 2, (4, 8)),
+        "is_token": rng.random((4, 8)) < 0.9,
+        "positions": rng.integers(0, 8, (4, 2)),
+        "targets": rng.integers(0, 32, (4, 2)),
+        "weights": np.ones((4, 2), np.float32),
+        "is_random_next": rng.integers(0, 2, 4),
+        "sample_weights": np.ones(4, np.float32),
+    }
+    batch = {k: v.astype(np.int32) if v.dtype == int else v for k, v in batch.items()}
+    return loss, params, {path: rows[name] for path, name in names.items()}, batch

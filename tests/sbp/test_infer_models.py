@@ -11,6 +11,7 @@ from sharded import assert_equal, normal, place
 import sbp
 from sbp import broadcast, partial_sum, split
 from sbp.signature import parse
+from sbp.spec import signature_by_axis
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,32 @@ def test_block_has_two_all_reduces_forward_and_two_backward(norm_position, grid)
     ]
     assert [c.name for c in over_tensor] == ["all-reduce"] * 4
     assert {c.num_bytes for c in over_tensor} == {x.nbytes // 2}
+
+
+def test_a_whole_bert_trains_as_on_one_device(grid):
+    loss, params, rows, batch = programs.bert_loss()
+    names = grid.axis_names
+    placed = (
+        {
+            k: place(v, grid, signature_by_axis(rows[k], names))
+            for k, v in params.items()
+        },
+        {k: place(v, grid, (split(0), broadcast)) for k, v in batch.items()},
+    )
+    step = sbp.jit(jax.value_and_grad(loss))
+
+    value, grads = step(*placed)
+
+    assert_equal((value, grads), jax.value_and_grad(loss)(params, batch))
+    assert not [r.operation for r in sbp.explain(step, *placed) if r.note]
+    for path, grad in grads.items():
+        assert sbp.signature_of(grad)[1] == signatures[path][1]
+    # Embedding and two halves of the block; three numbers per row for the softmax.
+    forward = sbp.explain(loss, *placed)
+    over_tensor = [c for r in forward for c in r.collectives if c.axes == ("tensor",)]
+    sizes = sorted(c.num_bytes for c in over_tensor)
+    assert [c.name for c in over_tensor] == ["all-reduce"] * 6
+    assert sizes == [2 * 2 * 4] * 3 + [2 * 8 * 16 * 4] * 3
 
 
 def cross_entropy(logits_NV, targets_N):
