@@ -96,13 +96,12 @@ def test_block_has_two_all_reduces_forward_and_two_backward(norm_position, grid)
 
 def test_a_whole_bert_trains_as_on_one_device(grid):
     loss, params, rows, batch = programs.bert_loss()
-    names = grid.axis_names
+    signatures = {
+        path: signature_by_axis(row, grid.axis_names) for path, row in rows.items()
+    }
     placed = (
-        {
-            k: place(v, grid, signature_by_axis(rows[k], names))
-            for k, v in params.items()
-        },
-        {k: place(v, grid, (split(0), broadcast)) for k, v in batch.items()},
+        {path: place(v, grid, signatures[path]) for path, v in params.items()},
+        {name: place(v, grid, (split(0), broadcast)) for name, v in batch.items()},
     )
     step = sbp.jit(jax.value_and_grad(loss))
 
