@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from models.bert import BertConfig
+from models.gpt2 import Gpt2Config
+from models.vit import VitConfig
 
 Shape = tuple[int, ...]
 
@@ -44,7 +46,10 @@ class Published:
 
 Table = Mapping[str, Published]
 
-SAME = Form(lambda theirs, shape: theirs[0].reshape(shape), lambda ours: [ours])
+SAME = Form(lambda theirs, shape: theirs[0], lambda ours: [ours])
+# (...) of (1, ...), and of (1, 1, ...).
+ONE_DIM = Form(lambda theirs, shape: theirs[0][0], lambda ours: [ours[None]])
+TWO_DIMS = Form(lambda theirs, shape: theirs[0][0, 0], lambda ours: [ours[None, None]])
 TRANSPOSED = Form(lambda theirs, shape: theirs[0].T, lambda ours: [ours.T])
 # (D, 3, H, K) of three (H * K, D), and its bias (3, H, K) of three (H * K,).
 QKV_KERNEL = Form(
@@ -54,6 +59,24 @@ QKV_KERNEL = Form(
 QKV_BIAS = Form(
     lambda theirs, shape: np.stack(theirs).reshape(shape),
     lambda ours: [ours[i].reshape(-1) for i in range(3)],
+)
+# The same of one (D, 3 * H * K), and of one (3 * H * K,).
+FUSED_QKV = Form(
+    lambda theirs, shape: theirs[0].reshape(shape),
+    lambda ours: [ours.reshape(ours.shape[0], -1)],
+)
+FLAT = Form(
+    lambda theirs, shape: theirs[0].reshape(shape), lambda ours: [ours.reshape(-1)]
+)
+# (H, K, D) of one (H * K, D).
+FUSED_OUT = Form(
+    lambda theirs, shape: theirs[0].reshape(shape),
+    lambda ours: [ours.reshape(-1, ours.shape[-1])],
+)
+# (P, P, channels, D) of a convolution's (D, channels, P, P).
+CONVOLUTION = Form(
+    lambda theirs, shape: theirs[0].transpose(2, 3, 1, 0),
+    lambda ours: [ours.transpose(3, 2, 0, 1)],
 )
 # (H, K, D) of (D, H * K).
 OUT_KERNEL = Form(
@@ -128,3 +151,59 @@ def bert_table(config: BertConfig) -> Table:
         "masked_lm/bias": Published(("cls.predictions.bias",), rows),
         **_linear("next_sentence", "cls.seq_relationship"),
     }
+
+
+def gpt2_table(config: Gpt2Config) -> Table:
+    """Returns the table of ``GPT2LMHeadModel``, whose linear maps are ``(in, out)``."""
+    layer = "transformer.h.*"
+    return {
+        "token/embedding": Published(
+            ("transformer.wte.weight",), padded(config.vocab_size)
+        ),
+        "position": Published(("transformer.wpe.weight",), SAME),
+        **_norm("blocks/*/attention_norm", f"{layer}.ln_1"),
+        "blocks/*/attention/qkv/kernel": Published(
+            (f"{layer}.attn.c_attn.weight",), FUSED_QKV
+        ),
+        "blocks/*/attention/qkv/bias": Published((f"{layer}.attn.c_attn.bias",), FLAT),
+        **_linear("blocks/*/attention/out", f"{layer}.attn.c_proj", form=FUSED_OUT),
+        **_norm("blocks/*/mlp_norm", f"{layer}.ln_2"),
+        **_linear("blocks/*/mlp/up", f"{layer}.mlp.c_fc", form=SAME),
+        **_linear("blocks/*/mlp/down", f"{layer}.mlp.c_proj", form=SAME),
+        **_norm("final_norm", "transformer.ln_f"),
+    }
+
+
+def vit_table(config: VitConfig) -> Table:
+    """Returns the table of ``ViTForImageClassification``, for class-token pooling."""
+    layer = "vit.encoder.layer.*"
+    attention = f"{layer}.attention.attention"
+    patches = "vit.embeddings.patch_embeddings.projection"
+    return {
+        "patches/class_token": Published(("vit.embeddings.cls_token",), TWO_DIMS),
+        "patches/position": Published(("vit.embeddings.position_embeddings",), ONE_DIM),
+        **_linear("patches", patches, form=CONVOLUTION),
+        **_norm("blocks/*/attention_norm", f"{layer}.layernorm_before"),
+        **_qkv(
+            "blocks/*/attention/qkv",
+            [f"{attention}.{part}" for part in ("query", "key", "value")],
+        ),
+        **_linear(
+            "blocks/*/attention/out",
+            f"{layer}.attention.output.dense",
+            form=OUT_KERNEL,
+        ),
+        **_norm("blocks/*/mlp_norm", f"{layer}.layernorm_after"),
+        **_linear("blocks/*/mlp/up", f"{layer}.intermediate.dense"),
+        **_linear("blocks/*/mlp/down", f"{layer}.output.dense"),
+        **_norm("final_norm", "vit.layernorm"),
+        **_linear("classifier", "classifier"),
+    }
+
+
+# By family, which is called the same on both sides.
+TABLES: Mapping[str, Callable[[Any], Table]] = {
+    "bert": bert_table,
+    "gpt2": gpt2_table,
+    "vit": vit_table,
+}
