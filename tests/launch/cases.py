@@ -162,7 +162,11 @@ def initial_params(model_config):
 def make_batch(config, seed=0):
     """A random batch, in which samples differ in how much they hold."""
     r = np.random.default_rng(seed)
-    size, length, vocab_size = BATCH_SIZE, config.data.seq_length, 60
+    size, length, vocab_size = (
+        config.train.global_batch_size,
+        config.data.seq_length,
+        60,
+    )
     num_tokens = r.integers(length // 2, length + 1, (size, 1))
     return {
         "tokens": r.integers(0, vocab_size, (size, length), np.int32),

@@ -92,9 +92,9 @@ def test_losses_without_backward_pass_are_those_of_one_device(name):
     assert_close(pipelined.losses(*arguments), expected)
 
 
-def lower(pipelined):
+def lower(pipelined, microbatch_size=2):
     sizes = pipelined.assignment.num_layers, pipelined.schedule.num_microbatches
-    blocks, outer, microbatches = toy.make(*sizes)
+    blocks, outer, microbatches = toy.make(*sizes, microbatch_size)
     return pipelined.gradients_program().lower(
         pipelined.arrange(blocks), outer, microbatches
     )
@@ -125,3 +125,15 @@ def test_weight_tasks_leave_no_code_where_a_schedule_has_none(monkeypatch):
     lower(CASES["1f1b_uneven"])
     with pytest.raises(AssertionError, match="does not have"):
         lower(CASES["zero_bubble_uneven"])
+
+
+def test_memory_depends_on_the_schedule_but_under_1f1b_not_on_microbatches():
+    few, many, gpipe = (
+        lower(make_pipelined(name, (2, 2), number), microbatch_size=512)
+        .compile()
+        .memory_analysis()
+        .temp_size_in_bytes
+        for name, number in [("1f1b", 4), ("1f1b", 32), ("gpipe", 32)]
+    )
+    assert many == pytest.approx(few, rel=0.02)
+    assert many < gpipe / 2

@@ -13,7 +13,7 @@ from sbp.pipeline.executor import Executor
 from sbp.pipeline.parts import Parts
 from sbp.pipeline.region import ManualRegion
 
-D, F, BATCH = 4, 6, 2
+D, F = 4, 6
 
 
 def block(weights, x, mask, layer):
@@ -35,7 +35,7 @@ PARTS = Parts(
 )
 
 
-def make(num_layers, num_microbatches):
+def make(num_layers, num_microbatches, microbatch_size=2):
     """Returns blocks, outer parameters (a tied table) and microbatches."""
     r = np.random.default_rng(0)
 
@@ -48,10 +48,11 @@ def make(num_layers, num_microbatches):
         "down": normal(num_layers, F, D),
     }
     outer = {"table": normal(D, D)}
+    sizes = num_microbatches, microbatch_size
     microbatches = {
-        "input": normal(num_microbatches, BATCH, D),
-        "target": normal(num_microbatches, BATCH, D),
-        "mask": jnp.asarray(r.integers(1, 3, (num_microbatches, BATCH)), jnp.float32),
+        "input": normal(*sizes, D),
+        "target": normal(*sizes, D),
+        "mask": jnp.asarray(r.integers(1, 3, sizes), jnp.float32),
     }
     return blocks, outer, microbatches
 
