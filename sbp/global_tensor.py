@@ -283,6 +283,12 @@ def _on_explicit_mesh(x: jax.Array) -> jax.Array:
     sharding = _sharding(x)
     if _all_explicit(sharding.mesh):
         return x
+    if AxisType.Manual in sharding.mesh.axis_types:
+        raise ValueError(
+            f"{jax.typeof(x)} is one device's shard inside jax.shard_map, not a global "
+            "tensor. Call sbp.to_global outside of it, or use the collectives of "
+            "jax.lax inside."
+        )
     mesh = concrete_mesh(x)
     if mesh is None or isinstance(x, jax.core.Tracer):
         raise ValueError(

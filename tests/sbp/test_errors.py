@@ -167,6 +167,17 @@ def test_auto_axes_have_no_signature_in_the_type():
         jax.jit(lambda x: sbp.constrain(x, {"tensor": sbp.partial_sum}))(auto)
 
 
+def test_shards_inside_shard_map_are_not_global(x):
+    def inside(shard):
+        return sbp.to_global(shard, sbp={"tensor": sbp.split(0)})
+
+    mapped = jax.shard_map(
+        inside, mesh=SQUARE.mesh, in_specs=jax.P("data"), out_specs=jax.P("data")
+    )
+    with pytest.raises(ValueError, match="one device's shard inside jax.shard_map"):
+        mapped(x)
+
+
 def test_bad_signature_inside_jit_is_the_same_error(x):
     with pytest.raises(ValueError, match="has 1 component, but the placement has 2"):
         jax.jit(lambda x: sbp.to_global(x, sbp=sbp.split(0)))(x)
