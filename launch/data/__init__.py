@@ -3,7 +3,8 @@
 In the order of the data:
 
 - BERT: `python_docs` (the embedded corpus) and `corpus` (files to documents of
-  sentences), `tokenizer`, `token_store` (tokens on disk), `bert_samples` with `masking`;
+  sentences), `tokenizer`, `token_store` (tokens on disk), `bert_samples` with
+  `masking`;
 - GPT-2: `whole_texts` (files to documents), `byte_bpe`, `token_store`,
   `packed_samples`;
 - ViT: `images` (folders or digits), `image_samples` with `augmentation` and `mixing`.

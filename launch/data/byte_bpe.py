@@ -69,6 +69,7 @@ def _write(path: pathlib.Path, corpus: AbstractCorpus, vocab_size: int) -> None:
     trained.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
+        min_frequency=2,  # what is seen once need not be a token
         special_tokens=[END_OF_TEXT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

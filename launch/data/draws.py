@@ -52,7 +52,7 @@ def is_held_out(hashes: np.ndarray, *, fraction: float, seed: int) -> np.ndarray
     Example:
         >>> hashes = np.array([7, 8, 9, 7], np.uint64)
         >>> is_held_out(hashes, fraction=0.5, seed=1).tolist()
-        [True, False, False, True]
+        [True, True, False, True]
     """
     num_held_out = math.ceil(round(fraction * len(hashes), 6))
     if num_held_out == 0:

@@ -1,0 +1,386 @@
+"""Folders of small images, most of one color that names the class."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from launch import image_data
+from launch.data import augmentation, images, mixing
+from launch.run_config import DataConfig
+from models.vit import VitConfig
+
+CLASSES = ("blue", "green", "red")
+MODEL = VitConfig(image_size=16, patch_size=8, num_channels=3, num_classes=3)
+GRAY = dataclasses.replace(MODEL, num_channels=1)
+DIGITS = VitConfig(image_size=16, patch_size=8, num_channels=1, num_classes=10)
+NUM_EACH = 8
+EVERYTHING = {
+    "crop_area": 0.3,
+    "flip": True,
+    "randaugment_layers": 2,
+    "erasing_probability": 0.5,
+    "mixup_alpha": 0.8,
+    "cutmix_alpha": 1.0,
+}
+
+
+def write_image(path, color, *, seed, size=(24, 18)):
+    """A file of one color, but for a pixel, so that no two files are equal."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.new("RGB", size, color)
+    image.putpixel((0, 0), (seed % 256, seed // 256, 0))
+    image.save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for label, name in enumerate(CLASSES):
+        for number in range(NUM_EACH):
+            suffix = ("png", "bmp")[number % 2]
+            path = tmp_path / "images" / name / f"{number}.{suffix}"
+            write_image(path, name, seed=label * NUM_EACH + number)
+    return tmp_path / "images"
+
+
+def make_data(folder, **fields):
+    cache = str(folder.parent / "cache")
+    return DataConfig(
+        files=(str(folder),), cache_dir=cache, validation_fraction=0.25, **fields
+    )
+
+
+def batch_of(samples, numbers=None):
+    items = np.arange(len(samples))
+    return samples.make(items, items if numbers is None else numbers)
+
+
+def test_images_have_the_label_of_their_folder(folder):
+    splits = image_data.open_splits(make_data(folder), MODEL, 3)
+    batch = batch_of(splits.train)
+
+    # Blue, green ("green" is half as bright) and red, normalized to -1 .. 1.
+    colors = np.array([[-1, -1, 1], [-1, 128 / 127.5 - 1, -1], [1, -1, -1]])
+    found = batch["images"][:, 8, 8]
+    np.testing.assert_allclose(found, colors[batch["targets"].argmax(1)], atol=1e-5)
+    assert (batch["targets"].sum(1) == 1).all()
+    assert len(np.unique(batch["targets"], axis=0)) == 3
+
+
+def test_splits_are_those_asked_for_and_share_nothing(folder):
+    splits = image_data.open_splits(make_data(folder), MODEL, 3)
+
+    trained, held_out = splits.train.indices, splits.validation.indices
+    assert (len(trained), len(held_out)) == (18, 6)
+    assert not set(trained) & set(held_out)
+    assert "18 images to train on of 3 classes, 6 held out" in splits.summary
+    other = image_data.open_splits(make_data(folder), MODEL, 4)
+    assert set(other.validation.indices) != set(held_out)
+
+
+def test_copies_of_an_image_are_on_one_side(folder):
+    for name in CLASSES:
+        for path in list((folder / name).iterdir()):
+            shutil.copy(path, path.with_name(f"copy_of_{path.name}"))
+
+    splits = image_data.open_splits(make_data(folder), MODEL, 3)
+
+    hashes = splits.train.images.hashes
+    trained, held_out = splits.train.indices, splits.validation.indices
+    assert not set(hashes[trained]) & set(hashes[held_out])
+    assert len(held_out) % 2 == 0
+
+
+def test_own_validation_folder_is_held_out_of_training(folder, tmp_path):
+    for path in list((folder / "red").iterdir())[:3]:
+        (tmp_path / "test" / "red").mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tmp_path / "test" / "red")
+    data = make_data(folder, validation_files=(str(tmp_path / "test"),))
+
+    splits = image_data.open_splits(data, MODEL, 3)
+
+    assert (len(splits.train), len(splits.validation)) == (21, 3)
+    # Red is the third class, although it is the only one here.
+    assert (batch_of(splits.validation)["targets"].argmax(1) == 2).all()
+    assert "3 left out, as they are held out too" in splits.summary
+
+
+def test_validation_shows_the_middle_of_an_image_unchanged(folder, tmp_path):
+    wide = np.zeros((16, 32, 3), np.uint8)
+    wide[:, 8:24] = 255
+    (tmp_path / "test" / "red").mkdir(parents=True)
+    Image.fromarray(wide).save(tmp_path / "test" / "red" / "1.png")
+    files = {"validation_files": (str(tmp_path / "test"),)}
+
+    splits = image_data.open_splits(make_data(folder, **files, **EVERYTHING), MODEL, 3)
+    batch = batch_of(splits.validation)
+
+    assert (batch["images"] == 1).all()
+    assert batch["targets"].tolist() == [[0, 0, 1]]
+
+
+@pytest.mark.parametrize("fields", [{}, EVERYTHING], ids=["plain", "everything"])
+def test_sample_depends_on_seed_and_number_alone(folder, fields):
+    splits = image_data.open_splits(make_data(folder, **fields), MODEL, 3)
+    items, numbers = np.array([4, 0, 4]), np.array([100, 7, 33])
+
+    whole = splits.train.make(items, numbers)
+    alone = splits.train.make(items[1:2], numbers[1:2])
+
+    for name, array in whole.items():
+        np.testing.assert_array_equal(array[1:2], alone[name])
+    changes = bool(fields)
+    assert (whole["images"][0] != whole["images"][2]).any() == changes
+
+
+def test_small_jpeg_is_decoded_to_what_the_large_one_shows(tmp_path):
+    ramp = np.linspace(0, 255, 256).astype(np.uint8)
+    picture = np.stack([np.tile(ramp, (256, 1))] * 3, axis=-1)
+    for name in "ab":
+        (tmp_path / "images" / name).mkdir(parents=True)
+        path = tmp_path / "images" / name / "1.jpg"
+        Image.fromarray(picture + (name == "b")).save(path, quality=95)
+    data = make_data(tmp_path / "images")
+
+    batch = batch_of(image_data.open_splits(data, MODEL, 3).train)
+
+    expected = (np.arange(16) + 0.5) / 8 - 1
+    np.testing.assert_allclose(
+        batch["images"][0, 8, 2:-2, 0], expected[2:-2], atol=0.02
+    )
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "LA", "RGBA", "CMYK", "1"])
+def test_files_of_every_mode_become_gray_or_rgb(tmp_path, mode):
+    for name in "ab":
+        (tmp_path / "images" / name).mkdir(parents=True)
+        image = Image.new("RGB", (20, 20), "white").convert(mode)
+        image.save(tmp_path / "images" / name / "1.tiff")
+        write_image(tmp_path / "images" / name / "2.png", "red", seed=1)
+    data = dataclasses.replace(make_data(tmp_path / "images"), validation_fraction=0.0)
+
+    for model in (MODEL, GRAY):
+        batch = batch_of(image_data.open_splits(data, model, 3).train)
+
+        assert batch["images"].shape == (4, 16, 16, model.num_channels)
+        assert (batch["images"][::2] > 0.97).all()
+
+
+def test_pixels_are_normalized_by_channel(folder):
+    fields = {"pixel_mean": (0.0, 0.5, 1.0), "pixel_std": (1.0, 0.5, 0.25)}
+    splits = image_data.open_splits(make_data(folder, **fields), MODEL, 3)
+    batch = batch_of(splits.train)
+
+    red = batch["images"][batch["targets"][:, 2] == 1]
+    np.testing.assert_allclose(red[:, 8, 8], [[1, -1, -4]] * len(red), atol=1e-5)
+
+
+def test_flipped_images_are_half_of_them(folder):
+    halves = np.zeros((16, 16, 3), np.uint8)
+    halves[:, 8:] = 255
+    shutil.rmtree(folder)
+    for name in "ab":
+        (folder / name).mkdir(parents=True)
+        Image.fromarray(halves + (name == "b")).save(folder / name / "1.png")
+    samples = image_data.open_splits(make_data(folder, flip=True), MODEL, 3).train
+
+    images_B = samples.make(np.zeros(200, int), np.arange(200))["images"]
+
+    is_left_dark = images_B[:, 8, 0, 0] < images_B[:, 8, -1, 0]
+    assert 70 < is_left_dark.sum() < 130
+
+
+def test_mixed_targets_say_how_much_there_is_of_each(folder):
+    for fields in ({"mixup_alpha": 0.8}, {"cutmix_alpha": 1.0}):
+        splits = image_data.open_splits(make_data(folder, **fields), MODEL, 3)
+        batch = splits.train.make(np.arange(18), np.arange(18))
+
+        # Red, green and blue say how much there is of a class.
+        shares = (batch["images"].mean((1, 2))[:, ::-1] + 1) / 2
+        shares /= [1, 128 / 255, 1]
+        np.testing.assert_allclose(batch["targets"], shares, atol=0.02)
+        np.testing.assert_allclose(batch["targets"].sum(1), 1, atol=1e-6)
+        assert (batch["targets"].max(1) < 0.95).sum() > 4
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.8, 1.0, 3.0])
+def test_shares_have_the_moments_of_the_beta_distribution(alpha):
+    shares = mixing.symmetric_beta(alpha, (np.arange(20000) + 0.5) / 20000)
+
+    assert shares.mean() == pytest.approx(0.5, abs=1e-3)
+    assert shares.var() == pytest.approx(1 / (8 * alpha + 4), rel=0.01)
+
+
+def test_cutmix_share_is_what_is_left():
+    rng = np.random.default_rng(0)
+    ones, zeros = np.ones((20, 30, 1)), np.zeros((20, 30, 1))
+    for share, *units in rng.random((50, 3)):
+        mixed, left = mixing.cutmix(ones, zeros, share, np.array(units))
+
+        assert mixed.mean() == pytest.approx(left)
+        assert left >= share - 0.1
+
+
+def test_rectangles_lie_within_the_image_and_their_bounds():
+    units = np.random.default_rng(0).random((300, augmentation.NUM_RECTANGLE_UNITS))
+    for drawn in units:
+        left, top, right, bottom = augmentation.rectangle(
+            drawn, (60, 40), areas=(0.2, 0.9), ratios=(3 / 4, 4 / 3)
+        )
+        assert 0 <= left < right <= 60
+        assert 0 <= top < bottom <= 40
+        assert 0.18 < (right - left) * (bottom - top) / 2400 < 0.95
+        assert 0.7 < (right - left) / (bottom - top) < 1.4
+
+
+def test_erasing_takes_a_rectangle_at_the_probability():
+    rng = np.random.default_rng(0)
+    num_erased = 0
+    for units in rng.random((400, augmentation.NUM_RECTANGLE_UNITS + 1)):
+        image = np.ones((20, 20, 3))
+        augmentation.erase(image, units, probability=0.25)
+        num_erased += image.min() == 0
+        assert image.mean() > 0.6
+
+    assert 70 < num_erased < 130
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("name", augmentation.CHANGES)
+def test_every_change_keeps_size_and_mode(name, mode):
+    pixels = np.random.default_rng(0).integers(40, 200, (40, 32, 3), np.uint8)
+    image = Image.fromarray(pixels).convert(mode)
+
+    for level in (-1.0, 0.9, 1.0):
+        changed = augmentation.CHANGES[name](image, level)
+
+        assert (changed.size, changed.mode) == (image.size, image.mode)
+        is_same = changed.tobytes() == image.tobytes()
+        gray_has_no_color = name == "color" and mode == "L"
+        assert is_same == (name == "identity" or gray_has_no_color)
+
+
+def test_randaugment_does_as_many_changes_as_asked(monkeypatch):
+    done = []
+    monkeypatch.setattr(
+        augmentation, "CHANGES", {"a": lambda i, level: done.append(level) or i}
+    )
+
+    augmentation.rand_augment(
+        Image.new("L", (4, 4)), np.array([0.1, 0.2, 0.9, 0.8]), magnitude=9
+    )
+
+    assert done == [0.9, -0.9]
+
+
+def break_file(folder):
+    path = next(iter(sorted((folder / "red").iterdir())))
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    (folder / "green" / "notes.txt").write_text("not an image")
+
+
+def test_broken_files_are_an_error_that_names_them(folder):
+    break_file(folder)
+
+    with pytest.raises(ValueError, match="2 of 25 image files cannot be") as error:
+        image_data.open_splits(make_data(folder), MODEL, 3)
+
+    assert "notes.txt: cannot identify image file'" in str(error.value)
+    assert "red/0.png: " in str(error.value)
+    assert "set data.skip_broken=True to do without" in str(error.value)
+
+
+def test_broken_files_are_left_out_and_counted_if_asked(folder):
+    break_file(folder)
+
+    splits = image_data.open_splits(make_data(folder, skip_broken=True), MODEL, 3)
+
+    assert splits.summary.endswith("; 2 broken files left out")
+    assert len(splits.train) + len(splits.validation) == 23
+    assert np.isfinite(batch_of(splits.train)["images"]).all()
+
+
+def test_files_are_read_once(folder, monkeypatch):
+    first = image_data.open_splits(make_data(folder), MODEL, 3)
+    monkeypatch.setattr(images, "_read", None)
+
+    again = image_data.open_splits(make_data(folder), MODEL, 3)
+
+    assert again.fingerprint == first.fingerprint
+
+
+def clear(folder, name):
+    for path in list((folder / name).iterdir()):
+        path.unlink()
+
+
+BAD_FOLDERS = {
+    "empty class": (lambda f: clear(f, "red"), {}, "1 class folders hold no image: '"),
+    "all broken": (
+        lambda f: (clear(f, "red"), (f / "red" / "1.png").write_text("x")),
+        {"skip_broken": True},
+        "Every file of the classes 'red' is broken",
+    ),
+    "no classes": (
+        lambda f: shutil.rmtree(f) or write_image(f / "1.png", "red", seed=0),
+        {},
+        "has no folders, but the folders in it are the classes",
+    ),
+    "missing": (lambda f: shutil.rmtree(f), {}, "names 1 of 1 folders that do not"),
+    "deep colors": (
+        lambda f: Image.new("I;16", (9, 9)).save(f / "red" / "deep.png"),
+        {},
+        "more than 8 bits per channel, mode 'I;16'",
+    ),
+    "too many classes": (
+        lambda f: write_image(f / "white" / "1.png", "white", seed=0),
+        {},
+        "of 4 classes, more than model.num_classes=3. Set model.num_classes=4",
+    ),
+    "unknown class": (
+        lambda f: write_image(f.parent / "test" / "rde" / "1.png", "red", seed=0),
+        {"validation_files": ("test",)},
+        "classes that the images to train on have not: 'rde'",
+    ),
+    "nothing left": (
+        lambda f: None,
+        {"validation_files": ("images",)},
+        "All 24 images",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FOLDERS)
+def test_folders_that_cannot_be_used_are_an_error(folder, monkeypatch, name):
+    spoil, fields, message = BAD_FOLDERS[name]
+    monkeypatch.chdir(folder.parent)
+    spoil(folder)
+
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        image_data.open_splits(make_data(folder, **fields), MODEL, 3)
+
+
+def test_default_is_the_digits_each_on_one_side():
+    data = DataConfig(validation_fraction=0.2)
+
+    splits = image_data.open_splits(data, DIGITS, 3)
+
+    assert splits.summary == (
+        "the digits of scikit-learn: 1,437 images to train on of 10 classes, 360 held"
+        " out"
+    )
+    batch = batch_of(splits.validation)
+    assert batch["images"].shape == (360, 16, 16, 1)
+    assert (batch["images"].min(), batch["images"].max()) == (-1, 1)
+    counts = batch["targets"].sum(0)
+    assert counts.min() > 20
+
+
+def test_without_scikit_learn_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "sklearn", None)
+
+    with pytest.raises(ValueError, match=r"Install the extra 'vision'"):
+        image_data.open_splits(DataConfig(), DIGITS, 3)

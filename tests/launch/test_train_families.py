@@ -1,0 +1,129 @@
+"""Whole runs of `launch.train` of models other than BERT; `test_train` has the rest."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from launch import train
+from launch.metrics import read_metrics
+
+NUM_STEPS = 20
+LAYOUT = {"dist.data_parallel_size": 4, "dist.tensor_parallel_size": 2}
+OTHER_LAYOUT = {
+    "dist.data_parallel_size": 2,
+    "dist.tensor_parallel_size": 2,
+    "dist.pipeline_parallel_size": 2,
+    "dist.pipeline_stage_layers": "(1,2)",
+    "train.num_microbatches": 2,
+}
+COMMON = {
+    "model.num_layers": 3,
+    "model.model_dim": 32,
+    "model.mlp_dim": 64,
+    "model.dropout_rate": 0.1,
+    "train.num_steps": NUM_STEPS,
+    "train.global_batch_size": 16,
+    "train.log_every": 1,
+    "optim.learning_rate": 5e-3,
+    "optim.warmup_steps": 1,
+    "eval.every_steps": 10,
+    "eval.num_batches": 2,
+    "checkpoint.every_steps": 10,
+}
+FIELDS = {
+    "gpt2": {"model.vocab_size": 320, "data.seq_length": 32, "model.max_len": 32},
+    "vit": {"data.mixup_alpha": 0.2, "model.image_size": 16},
+}
+METRICS = {
+    "gpt2": {"eval_loss", "eval_lm_loss", "eval_lm_accuracy", "eval_perplexity"},
+    "vit": {"eval_loss", "eval_top1_accuracy", "eval_top5_accuracy"},
+}
+
+
+@pytest.fixture(scope="module", params=FIELDS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def launch(name, tmp_path_factory):
+    """Runs the command line and returns the exit code."""
+    folder = tmp_path_factory.mktemp(name)
+    given = {"data.cache_dir": folder / "cache"}
+    if name == "gpt2":
+        text = "def add(a, b):\n    return a + b\n\n\n" * 10
+        lines = [json.dumps({"text": f"# {n}\n{text}"}) for n in range(60)]
+        (folder / "text.jsonl").write_text("\n".join(lines))
+        given["data.files"] = folder / "text.jsonl"
+
+    def run(workdir, *flags, **layout):
+        fields = COMMON | given | FIELDS[name] | LAYOUT | layout
+        overrides = [f"--config.{field}={value}" for field, value in fields.items()]
+        config = f"--config=configs/{name}_tiny.py"
+        return train.main([config, f"--workdir={workdir}", *overrides, *flags])
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(launch, tmp_path_factory):
+    """The workdir of a run that came to its end."""
+    workdir = tmp_path_factory.mktemp("runs") / "finished"
+    assert launch(workdir) == 0
+    return workdir
+
+
+def losses_of(workdir):
+    records = read_metrics(workdir / "metrics.jsonl")
+    return {r["step"]: r["loss"] for r in records if "loss" in r}
+
+
+def copy_without_last_checkpoint(workdir, target):
+    shutil.copytree(workdir, target)
+    shutil.rmtree(target / "checkpoints" / str(NUM_STEPS))
+    return target
+
+
+def test_run_learns_and_reports_what_its_model_is_judged_by(name, finished):
+    losses = losses_of(finished)
+    evaluations = [
+        record
+        for record in read_metrics(finished / "metrics.jsonl")
+        if "eval_loss" in record
+    ]
+
+    assert list(losses) == list(range(1, NUM_STEPS + 1))
+    assert [record["step"] for record in evaluations] == [10, 20]
+    assert evaluations[1]["eval_loss"] < evaluations[0]["eval_loss"] - 0.05
+    assert METRICS[name] <= set(evaluations[0])
+    if name == "gpt2":
+        last = evaluations[-1]
+        assert last["eval_perplexity"] == pytest.approx(np.exp(last["eval_loss"]))
+
+
+def test_resumed_run_is_the_run_that_never_stopped(launch, finished, tmp_path):
+    workdir = copy_without_last_checkpoint(finished, tmp_path / "resumed")
+
+    assert launch(workdir, "--resume") == 0
+
+    assert losses_of(workdir) == losses_of(finished)
+
+
+def test_run_resumes_on_another_layout(launch, finished, tmp_path):
+    workdir = copy_without_last_checkpoint(finished, tmp_path / "moved")
+
+    assert launch(workdir, "--resume", **OTHER_LAYOUT) == 0
+
+    found, wanted = losses_of(workdir), losses_of(finished)
+    assert found.keys() == wanted.keys()
+    np.testing.assert_allclose(list(found.values()), list(wanted.values()), rtol=1e-4)
+
+
+def test_field_of_another_model_is_an_error(name, launch, tmp_path, capfd):
+    assert launch(tmp_path / "run", **{"data.masking": "ngram"}) == 1
+
+    message = f"data.masking='ngram' has no meaning for model.name='{name}'."
+    assert message in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
