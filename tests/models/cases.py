@@ -167,4 +167,4 @@ def assert_close(actual, expected, tolerance):
         scale = np.abs(wanted).max()
         if not error <= tolerance * scale:
             far[jax.tree_util.keystr(path)] = f"{error / scale:.1e}"
-    assert not far
+    assert not far, far

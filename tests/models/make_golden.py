@@ -77,7 +77,7 @@ def bert(*, length=10, **sizes):
         "segments": np.tile(np.arange(length) >= length // 2, (num_samples, 1)),
         "positions": np.sort(rng.integers(5, size=(num_samples, num_predicted))),
         "targets": rng.integers(config.vocab_size, size=(num_samples, num_predicted)),
-        "is_random_next": np.array([0, 1, 1, 0]),
+        "is_random_next": np.array([1, 1, 1, 0]),
     }
     batch = {name: array.astype(np.int32) for name, array in batch.items()}
     batch["is_token"] = np.arange(length) < lengths[:, None]
