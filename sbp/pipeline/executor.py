@@ -133,28 +133,25 @@ class _Run:
         """Returns the buffers before the first tick."""
         tables, zeros = self.tables, self.region.zeros
         x, sums = self.ends.shapes()
-        residuals, aside = jax.eval_shape(lambda: self.kept(zeros(x)))
+        piece, context = self.piece(0), self.context(0)
+        saved = piece.saved_shapes(x, context)
+        has_aside = tables.num_aside_slots > 0
+        aside = piece.aside_shapes(x, context, saved) if has_aside else []
+        num_saved = tables.num_saved_slots, self.num_layers
+        num_aside = tables.num_aside_slots, self.num_layers
         return Buffers(
             activations=self.empty(x, tables.num_activation_slots),
-            saved=[self.empty(leaf, tables.num_saved_slots) for leaf in residuals],
+            saved=[self.empty(shape, *num_saved) for shape in saved],
             cotangents=self.empty(x, tables.num_cotangent_slots),
-            aside=[self.empty(leaf, tables.num_aside_slots) for leaf in aside],
+            aside=[self.empty(shape, *num_aside) for shape in aside],
             block_grads=jax.tree.map(zeros, self.blocks),
             outer_grads=jax.tree.map(zeros, self.ends.outer),
             sums=jax.tree.map(zeros, sums),
         )
 
-    def kept(self, x: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
-        """Returns what one piece saves, and what it puts aside."""
-        piece, context = self.piece(0), self.context(0)
-        _, residuals = piece.forward(x, context)
-        if not self.tables.num_aside_slots:
-            return residuals, []
-        return residuals, piece.backward_input(residuals, x, context)[1]
-
-    def empty(self, like: Any, num_slots: int) -> jax.Array:
+    def empty(self, like: Any, *sizes: int) -> jax.Array:
         """Returns an empty buffer for values like the one given."""
-        shape = (num_slots, *like.shape)
+        shape = (*sizes, *like.shape)
         return self.region.zeros(jax.ShapeDtypeStruct(shape, like.dtype))
 
     def tick(self, buffers: Buffers, rows: tuple) -> tuple[Buffers, None]:
@@ -173,12 +170,12 @@ class _Run:
 
         arrived_x = self.send(y, 1)
         arrived_grad = self.send(grad_x, -1)
-        cotangents = slots.store(buffers.cotangents, arrived_grad, row.cotangent_store)
+        cotangents = slots.put_if(buffers.cotangents, arrived_grad, row.cotangent_store)
         return buffers._replace(
-            activations=slots.store(
+            activations=slots.put_if(
                 buffers.activations, arrived_x, row.activation_store
             ),
-            cotangents=slots.store(cotangents, head_cotangent, row.head_store),
+            cotangents=slots.put_if(cotangents, head_cotangent, row.head_store),
             outer_grads=outer_grads,
             sums=sums,
         ), None
@@ -200,7 +197,7 @@ class _Run:
         )
         sums = self.ends.losses(sums, y, together.head_microbatch)
         arrived = self.send(y, 1)
-        activations = slots.store(activations, arrived, row.activation_store)
+        activations = slots.put_if(activations, arrived, row.activation_store)
         return (activations, sums), None
 
     def forward(
@@ -209,14 +206,14 @@ class _Run:
         """Runs the forward task, if there is one, and saves its residuals."""
         embedded = self.ends.embed(together.embedding_microbatch)
 
-        def run() -> tuple[jax.Array, list[jax.Array]]:
+        def run() -> tuple:
             received = slots.read(buffers.activations, row.forward_read)
             x = jnp.where(row.forward_read < 0, embedded, received)
             context = self.context(row.forward_microbatch)
-            y, residuals = self.piece(row.forward_chunk).forward(x, context)
-            return y, _store_all(buffers.saved, residuals, row.forward_save)
+            piece = self.piece(row.forward_chunk)
+            return piece.forward(x, context, buffers.saved, row.forward_save)
 
-        def skip() -> tuple[jax.Array, list[jax.Array]]:
+        def skip() -> tuple:
             return jnp.zeros_like(embedded), buffers.saved
 
         y, saved = self.region.cond(row.forward_microbatch >= 0, run, skip)
@@ -225,28 +222,23 @@ class _Run:
     def backward(self, buffers: Buffers, row: StageRows) -> tuple[jax.Array, Buffers]:
         """Runs the backward task, if there is one, full or of the input alone."""
         cotangent = slots.read(buffers.cotangents, row.backward_read)
-        unchanged = buffers.aside, buffers.block_grads
+        aside, grads = buffers.aside, buffers.block_grads
 
-        def work() -> tuple[Stack, list[jax.Array], Tree]:
-            residuals = [slots.read(leaf, row.backward_saved) for leaf in buffers.saved]
+        def saved() -> tuple[jax.Array, Tree, list[jax.Array], jax.Array]:
             context = self.context(row.backward_microbatch)
-            return self.piece(row.backward_chunk), residuals, context
+            return cotangent, context, buffers.saved, row.backward_saved
 
         def skip() -> tuple:
-            return jnp.zeros_like(cotangent), *unchanged
+            return jnp.zeros_like(cotangent), aside, grads
 
         def full() -> tuple:
-            piece, residuals, context = work()
-            grad_x, grads = piece.backward(
-                residuals, buffers.block_grads, cotangent, context
-            )
-            return grad_x, buffers.aside, grads
+            piece = self.piece(row.backward_chunk)
+            grad_x, total = piece.backward(*saved(), grads)
+            return grad_x, aside, total
 
         def input_alone() -> tuple:
-            piece, residuals, context = work()
-            grad_x, aside = piece.backward_input(residuals, cotangent, context)
-            aside = _store_all(buffers.aside, aside, row.backward_put_aside)
-            return grad_x, aside, buffers.block_grads
+            piece, slot = self.piece(row.backward_chunk), row.backward_put_aside
+            return *piece.backward_input(*saved(), aside, slot), grads
 
         # In the order of BACKWARD_KINDS, after -1 for none.
         branches = [skip, full, input_alone]
@@ -259,13 +251,15 @@ class _Run:
         """Runs the weight task, if there is one."""
 
         def run() -> Tree:
-            aside = [slots.read(leaf, row.weight_read) for leaf in buffers.aside]
-            unused = (
-                [slots.read(leaf, -1) for leaf in buffers.saved],
-                slots.read(buffers.cotangents, -1),
-            )
             return self.piece(row.weight_chunk).backward_weight(
-                aside, buffers.block_grads, self.context(row.weight_microbatch), unused
+                self.context(row.weight_microbatch),
+                buffers.aside,
+                row.weight_read,
+                buffers.block_grads,
+                (
+                    slots.read_all(buffers.saved, 0, 0),
+                    slots.read(buffers.cotangents, 0),
+                ),
             )
 
         grads = self.region.cond(
@@ -294,9 +288,3 @@ class _Run:
             indices=self.indices[chunk],
             is_full=self.is_full,
         )
-
-
-def _store_all(
-    buffers: list[jax.Array], values: list[jax.Array], slot: jax.Array
-) -> list[jax.Array]:
-    return [slots.store(b, v, slot) for b, v in zip(buffers, values, strict=True)]

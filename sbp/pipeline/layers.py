@@ -12,9 +12,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from sbp.pipeline import slots
 from sbp.pipeline.parts import Block, Tree
 from sbp.pipeline.region import ManualRegion
 from sbp.pipeline.splitting import Split
+
+Buffers = list[jax.Array]
+Shape = jax.ShapeDtypeStruct
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +29,7 @@ class Stack:
         region: Where the stack is run.
         block: One layer.
         weights: Of all layers held here, stacked.
-        first: Where in ``weights`` the layers begin, an int32 scalar.
+        first: Where in ``weights`` the layers begin.
         indices: Index in the whole model of each of them, int32 ``(num_layers,)``; -1
             where there is none.
         is_full: Whether every index is of a layer, known when the program is built.
@@ -34,7 +38,7 @@ class Stack:
     region: ManualRegion
     block: Block
     weights: Tree
-    first: jax.Array
+    first: slots.Index
     indices: jax.Array
     is_full: bool
 
@@ -49,127 +53,168 @@ class Stack:
 
             return self._where_there_is_one(layer, run, lambda: x), None
 
-        return jax.lax.scan(step, x, jnp.arange(self.indices.shape[0]))[0]
+        return jax.lax.scan(step, x, self._positions)[0]
 
-    def forward(self, x: jax.Array, context: Tree) -> tuple[jax.Array, list[jax.Array]]:
-        """Returns the output of the last layer and the residuals of all, stacked.
+    def saved_shapes(self, x: Shape, context: Tree) -> list[Shape]:
+        """Returns what a layer's forward pass saves, for an input like ``x``."""
+        given = self._first_layer(context)
+
+        def run() -> list[jax.Array]:
+            _, vjp = self._vjp(self.region.zeros(x), *given)
+            return _take_out(vjp, given)
+
+        return jax.eval_shape(run)
+
+    def aside_shapes(self, x: Shape, context: Tree, saved: list[Shape]) -> list[Shape]:
+        """Returns what `backward_input` puts aside of a layer."""
+        given = self._first_layer(context)
+
+        def run() -> list[jax.Array]:
+            passing = jax.tree.map(self.region.zeros, (saved, x))
+            return Split(self._gradients).first(given, passing)[1]
+
+        return jax.eval_shape(run)
+
+    def forward(
+        self, x: jax.Array, context: Tree, saved: Buffers, slot: slots.Index
+    ) -> tuple[jax.Array, Buffers]:
+        """Returns the output of the last layer, and the buffers with residuals of all.
 
         Args:
             x: Input of the first layer.
             context: What every layer is given besides, such as a mask.
+            saved: ``(slots, num_layers, ...)`` each.
+            slot: Slot to fill.
         """
 
-        def step(x: jax.Array, position: jax.Array) -> tuple[jax.Array, list]:
+        def step(carry: tuple, position: jax.Array) -> tuple[tuple, None]:
             layer = self.indices[position]
 
-            def run() -> tuple[jax.Array, list[jax.Array]]:
+            def run() -> tuple[jax.Array, Buffers]:
+                x, saved = carry
                 given = self._weights_at(position), context, layer
                 y, vjp = self._vjp(x, *given)
-                return y, _take_out(vjp, given)
+                residuals = _take_out(vjp, given)
+                return y, slots.put_all(saved, residuals, slot, position)
 
-            if self.is_full:
-                return run()
-            _, residuals = jax.eval_shape(run)
-            zeros = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in residuals]
-            return self._where_there_is_one(layer, run, lambda: (x, zeros))
+            return self._where_there_is_one(layer, run, lambda: carry), None
 
-        return jax.lax.scan(step, x, jnp.arange(self.indices.shape[0]))
+        return jax.lax.scan(step, (x, saved), self._positions)[0]
 
     def backward(
         self,
-        residuals: list[jax.Array],
-        gradients: Tree,
         cotangent: jax.Array,
         context: Tree,
+        saved: Buffers,
+        slot: slots.Index,
+        gradients: Tree,
     ) -> tuple[jax.Array, Tree]:
         """Goes back through the layers, from last to first.
 
         Args:
-            residuals: From `forward`.
-            gradients: Sums so far, in the form of ``weights``.
             cotangent: Gradient of the output.
             context: What `forward` was given.
+            saved: With the residuals.
+            slot: Where they are.
+            gradients: Sums so far, in the form of ``weights``.
 
         Returns:
             Gradient of the input, and the sums with those of these layers added.
         """
 
-        def step(carry: tuple, position_and_residuals: tuple) -> tuple[tuple, None]:
-            position, saved = position_and_residuals
+        def step(carry: tuple, position: jax.Array) -> tuple[tuple, None]:
             layer = self.indices[position]
 
             def run() -> tuple[jax.Array, Tree]:
                 cotangent, gradients = carry
                 given = self._weights_at(position), context, layer
-                grad_x, grad_weights = self._gradients(given, (saved, cotangent))
-                return grad_x, self._add_at(position, gradients, grad_weights)
+                residuals = slots.read_all(saved, slot, position)
+                grad_x, of_layer = self._gradients(given, (residuals, cotangent))
+                return grad_x, self._add_at(position, gradients, of_layer)
 
             return self._where_there_is_one(layer, run, lambda: carry), None
 
-        positions = jnp.arange(self.indices.shape[0])
         carry = (cotangent, gradients)
-        return jax.lax.scan(step, carry, (positions, residuals), reverse=True)[0]
+        return jax.lax.scan(step, carry, self._positions, reverse=True)[0]
 
     def backward_input(
-        self, residuals: list[jax.Array], cotangent: jax.Array, context: Tree
-    ) -> tuple[jax.Array, list[jax.Array]]:
+        self,
+        cotangent: jax.Array,
+        context: Tree,
+        saved: Buffers,
+        slot: slots.Index,
+        aside: Buffers,
+        aside_slot: slots.Index,
+    ) -> tuple[jax.Array, Buffers]:
         """Goes back through the layers, without the gradients of weights.
 
         Args:
-            residuals: From `forward`.
             cotangent: Gradient of the output.
             context: What `forward` was given.
+            saved: With the residuals.
+            slot: Where they are.
+            aside: For what `backward_weight` needs, ``(slots, num_layers, ...)`` each.
+            aside_slot: Slot of it to fill.
 
         Returns:
-            Gradient of the input, and what `backward_weight` needs of all layers,
-            stacked.
+            Gradient of the input, and ``aside`` with the slot filled.
         """
 
-        def step(cotangent: jax.Array, position_and_residuals: tuple) -> tuple:
-            position, saved = position_and_residuals
+        def step(carry: tuple, position: jax.Array) -> tuple[tuple, None]:
             layer = self.indices[position]
 
-            def run() -> tuple[jax.Array, list[jax.Array]]:
+            def run() -> tuple[jax.Array, Buffers]:
+                cotangent, aside = carry
                 given = self._weights_at(position), context, layer
-                return Split(self._gradients).first(given, (saved, cotangent))
+                residuals = slots.read_all(saved, slot, position)
+                split = Split(self._gradients)
+                grad_x, kept = split.first(given, (residuals, cotangent))
+                return grad_x, slots.put_all(aside, kept, aside_slot, position)
 
-            if self.is_full:
-                return run()
-            _, aside = jax.eval_shape(run)
-            zeros = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in aside]
-            return self._where_there_is_one(layer, run, lambda: (cotangent, zeros))
+            return self._where_there_is_one(layer, run, lambda: carry), None
 
-        positions = jnp.arange(self.indices.shape[0])
-        return jax.lax.scan(step, cotangent, (positions, residuals), reverse=True)
+        carry = (cotangent, aside)
+        return jax.lax.scan(step, carry, self._positions, reverse=True)[0]
 
     def backward_weight(
-        self, aside: list[jax.Array], gradients: Tree, context: Tree, unused: tuple
+        self,
+        context: Tree,
+        aside: Buffers,
+        slot: slots.Index,
+        gradients: Tree,
+        unused: tuple[list[jax.Array], jax.Array],
     ) -> Tree:
         """Adds the gradients of weights that `backward_input` left out.
 
         Args:
-            aside: From `backward_input`.
-            gradients: Sums so far, in the form of ``weights``.
             context: What `forward` was given.
-            unused: Anything of the types of `backward_input`'s residuals and cotangent;
-                its values do not matter.
+            aside: From `backward_input`.
+            slot: Slot that it filled.
+            gradients: Sums so far, in the form of ``weights``.
+            unused: A layer's residuals and cotangent, any of their types.
         """
-        residuals, cotangent = unused
-        passing = [leaf[0] for leaf in residuals], cotangent
 
-        def step(gradients: Tree, position_and_aside: tuple) -> tuple[Tree, None]:
-            position, of_layer = position_and_aside
+        def step(gradients: Tree, position: jax.Array) -> tuple[Tree, None]:
             layer = self.indices[position]
 
             def run() -> Tree:
                 given = self._weights_at(position), context, layer
-                grad_weights = Split(self._gradients).later(given, passing, of_layer)
-                return self._add_at(position, gradients, grad_weights)
+                kept = slots.read_all(aside, slot, position)
+                of_layer = Split(self._gradients).later(given, unused, kept)
+                return self._add_at(position, gradients, of_layer)
 
             return self._where_there_is_one(layer, run, lambda: gradients), None
 
-        positions = jnp.arange(self.indices.shape[0])
-        return jax.lax.scan(step, gradients, (positions, aside))[0]
+        return jax.lax.scan(step, gradients, self._positions)[0]
+
+    @property
+    def num_layers(self) -> int:
+        """Layers, or places for one."""
+        return self.indices.shape[0]
+
+    @property
+    def _positions(self) -> jax.Array:
+        return jnp.arange(self.num_layers)
 
     def _gradients(
         self, given: tuple, passing: tuple[list[jax.Array], jax.Array]
@@ -188,12 +233,12 @@ class Stack:
         return grad_x, grad_weights
 
     def _add_at(self, position: jax.Array, gradients: Tree, of_layer: Tree) -> Tree:
-        index = self.first + position
-        return jax.tree.map(
-            lambda total, part: total.at[index].add(part.astype(total.dtype)),
-            gradients,
-            of_layer,
-        )
+        place = self.first + position
+
+        def add(total: jax.Array, part: jax.Array) -> jax.Array:
+            return slots.put(total, slots.read(total, place) + part, place)
+
+        return jax.tree.map(add, gradients, of_layer)
 
     def _where_there_is_one(
         self, layer: jax.Array, run: Callable, skip: Callable
@@ -202,12 +247,12 @@ class Stack:
             return run()
         return self.region.cond(layer >= 0, run, skip)
 
+    def _first_layer(self, context: Tree) -> tuple:
+        return self._weights_at(jnp.zeros((), jnp.int32)), context, self.indices[0]
+
     def _weights_at(self, position: jax.Array) -> Tree:
-        index = self.first + position
-        return jax.tree.map(
-            lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, 0, keepdims=False),
-            self.weights,
-        )
+        place = self.first + position
+        return jax.tree.map(lambda leaf: slots.read(leaf, place), self.weights)
 
     def _vjp(
         self, x: jax.Array, weights: Tree, context: Tree, layer: jax.Array

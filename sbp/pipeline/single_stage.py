@@ -1,8 +1,4 @@
-"""The pipeline of one stage: a loop over microbatches, differentiated as a whole.
-
-What a longer pipeline keeps in buffers between a forward and a backward task, this one
-hands over directly.
-"""
+"""The pipeline of one stage: a loop over microbatches, forward and back at once."""
 
 import dataclasses
 from typing import Any
@@ -10,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sbp.pipeline.layers import Stack
 from sbp.pipeline.parts import Parts, Tree
 from sbp.pipeline.region import ManualRegion
 
@@ -17,6 +14,9 @@ from sbp.pipeline.region import ManualRegion
 @dataclasses.dataclass(frozen=True, slots=True)
 class SingleStage:
     """The pipeline of one stage.
+
+    The layers' residuals have one slot, which every microbatch fills anew, and their
+    gradients are added to the sums one layer at a time.
 
     Attributes:
         region: What the parts are written for.
@@ -28,41 +28,81 @@ class SingleStage:
         self, parts: Parts, blocks: Tree, outer: Tree, microbatches: Tree
     ) -> tuple[Tree, Tree, Tree]:
         """See `AbstractPipeline`. Communication: what the parts do."""
+        stack, zeros = self._stack(parts, blocks), self.region.zeros
 
-        def objective(params: tuple[Tree, Tree], microbatch: Tree) -> tuple[Any, Tree]:
-            return _run(parts, *params, microbatch)
+        def step(carry: tuple, microbatch: Tree) -> tuple[tuple, None]:
+            saved, block_grads, outer_grads, sums = carry
+            context = parts.context(microbatch)
+            x, embed_vjp = jax.vjp(
+                lambda outer: self.region.varying(parts.embed(outer, microbatch)), outer
+            )
+            y, saved = stack.forward(x, context, saved, 0)
+            objective, head_vjp, found = jax.vjp(
+                lambda outer, y: self.region.varying(
+                    parts.losses(outer, y, microbatch)
+                ),
+                outer,
+                y,
+                has_aux=True,
+            )
+            grad_head, grad_y = head_vjp(jnp.ones_like(objective))
+            grad_x, block_grads = stack.backward(grad_y, context, saved, 0, block_grads)
+            (grad_embedding,) = embed_vjp(grad_x)
+            outer_grads = jax.tree.map(
+                lambda total, *parts: total + sum(parts),
+                outer_grads,
+                grad_head,
+                grad_embedding,
+            )
+            return (saved, block_grads, outer_grads, _add(sums, found)), None
 
-        grad = jax.grad(objective, has_aux=True)
-        total = self._sum(lambda part: grad((blocks, outer), part), microbatches)
-        (block_grads, outer_grads), sums = total
-        return sums, block_grads, outer_grads
+        first = _first(microbatches)
+        x = jax.eval_shape(parts.embed, outer, first)
+        saved = stack.saved_shapes(x, parts.context(first))
+        one_slot = [
+            jax.ShapeDtypeStruct((1, stack.num_layers, *leaf.shape), leaf.dtype)
+            for leaf in saved
+        ]
+        sums = self._sums_shapes(parts, blocks, outer, first)
+        start = jax.tree.map(zeros, (one_slot, blocks, outer, sums))
+        (_, *grads, sums), _ = jax.lax.scan(step, start, microbatches)
+        return sums, *grads
 
     def losses(
         self, parts: Parts, blocks: Tree, outer: Tree, microbatches: Tree
     ) -> Tree:
         """See `AbstractPipeline`. Communication: what the parts do."""
-        return self._sum(lambda part: _run(parts, blocks, outer, part)[1], microbatches)
+        shapes = self._sums_shapes(parts, blocks, outer, _first(microbatches))
 
-    def _sum(self, fn: Any, microbatches: Tree) -> Tree:
-        def add(total: Tree, microbatch: Tree) -> tuple[Tree, None]:
-            return jax.tree.map(jnp.add, total, fn(microbatch)), None
+        def step(sums: Tree, microbatch: Tree) -> tuple[Tree, None]:
+            return _add(sums, self._losses(parts, blocks, outer, microbatch)), None
 
-        first = jax.tree.map(lambda leaf: leaf[0], microbatches)
-        zeros = jax.tree.map(
-            lambda leaf: self.region.varying(jnp.zeros(leaf.shape, leaf.dtype)),
-            jax.eval_shape(fn, first),
+        start = jax.tree.map(self.region.zeros, shapes)
+        return jax.lax.scan(step, start, microbatches)[0]
+
+    def _losses(self, parts: Parts, blocks: Tree, outer: Tree, microbatch: Tree) -> Any:
+        x = parts.embed(outer, microbatch)
+        y = self._stack(parts, blocks).run(x, parts.context(microbatch))
+        return self.region.varying(parts.losses(outer, y, microbatch)[1])
+
+    def _sums_shapes(self, parts: Parts, *arguments: Tree) -> Tree:
+        return jax.eval_shape(lambda: self._losses(parts, *arguments))
+
+    def _stack(self, parts: Parts, blocks: Tree) -> Stack:
+        num_layers = jax.tree.leaves(blocks)[0].shape[0]
+        return Stack(
+            region=self.region,
+            block=parts.block,
+            weights=blocks,
+            first=0,
+            indices=jnp.arange(num_layers),
+            is_full=True,
         )
-        return jax.lax.scan(add, zeros, microbatches)[0]
 
 
-def _run(parts: Parts, blocks: Tree, outer: Tree, microbatch: Tree) -> tuple[Any, Tree]:
-    """Returns what the losses return for a microbatch that went through all blocks."""
-    context = parts.context(microbatch)
+def _first(microbatches: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: leaf[0], microbatches)
 
-    def step(carry: tuple, block: Tree) -> tuple[tuple, None]:
-        x, layer = carry
-        return (parts.block(block, x, context, layer), layer + 1), None
 
-    start = parts.embed(outer, microbatch), jnp.zeros((), jnp.int32)
-    (x, _), _ = jax.lax.scan(step, start, blocks)
-    return parts.losses(outer, x, microbatch)
+def _add(total: Tree, part: Tree) -> Tree:
+    return jax.tree.map(jnp.add, total, part)

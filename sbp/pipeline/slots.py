@@ -1,16 +1,47 @@
-"""Buffers of slots: arrays with a dim of slots in front; slot -1 is none."""
+"""Buffers of slots: arrays with dims in front that are indexed at run time.
+
+Everything is written in place: XLA makes no copy of a buffer to change a part of it.
+"""
+
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
-
-def read(buffer: jax.Array, slot: jax.Array | int) -> jax.Array:
-    """Returns the content of a slot; of any slot if it is -1."""
-    index = jnp.maximum(slot, 0)
-    return jax.lax.dynamic_index_in_dim(buffer, index, 0, keepdims=False)
+Index = jax.Array | int
 
 
-def store(buffer: jax.Array, value: jax.Array, slot: jax.Array) -> jax.Array:
-    """Returns the buffer with a slot filled; unchanged if the slot is -1."""
+def read(buffer: jax.Array, *index: Index) -> jax.Array:
+    """Returns what stands at ``index`` of the dims in front; any if one is -1."""
+    start = _start(buffer, index)
+    sizes = (*[1] * len(index), *buffer.shape[len(index) :])
+    return jax.lax.dynamic_slice(buffer, start, sizes).reshape(sizes[len(index) :])
+
+
+def put(buffer: jax.Array, value: jax.Array, *index: Index) -> jax.Array:
+    """Returns the buffer with the part at ``index`` replaced; none may be -1."""
+    part = value.astype(buffer.dtype).reshape(*[1] * len(index), *value.shape)
+    return jax.lax.dynamic_update_slice(buffer, part, _start(buffer, index))
+
+
+def put_if(buffer: jax.Array, value: jax.Array, slot: jax.Array) -> jax.Array:
+    """Returns the buffer with a slot replaced; unchanged if the slot is -1."""
     kept = jnp.where(slot >= 0, value.astype(buffer.dtype), read(buffer, slot))
-    return jax.lax.dynamic_update_index_in_dim(buffer, kept, jnp.maximum(slot, 0), 0)
+    return put(buffer, kept, slot)
+
+
+def read_all(buffers: Sequence[jax.Array], *index: Index) -> list[jax.Array]:
+    """Returns `read` of each."""
+    return [read(buffer, *index) for buffer in buffers]
+
+
+def put_all(
+    buffers: Sequence[jax.Array], values: Sequence[jax.Array], *index: Index
+) -> list[jax.Array]:
+    """Returns `put` of each."""
+    return [put(b, v, *index) for b, v in zip(buffers, values, strict=True)]
+
+
+def _start(buffer: jax.Array, index: Sequence[Index]) -> list[Index]:
+    first = [jnp.maximum(i, 0) for i in index]
+    return [*first, *[0] * (buffer.ndim - len(index))]

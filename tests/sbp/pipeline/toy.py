@@ -14,6 +14,7 @@ from sbp.pipeline.parts import Parts
 from sbp.pipeline.region import ManualRegion
 
 D, F = 4, 6
+TOLERANCE = 2e-6  # of float32 sums in another order
 
 
 def block(weights, x, mask, layer):
@@ -77,6 +78,15 @@ def gradients_of_one_device(blocks, outer, microbatches):
 
     (_, sums), grads = jax.value_and_grad(objective, has_aux=True)((blocks, outer))
     return sums, *grads
+
+
+def assert_close(found, expected):
+    """Compares each array relative to its largest element."""
+    for (path, ours), wanted in zip(
+        jax.tree.leaves_with_path(found), jax.tree.leaves(expected), strict=True
+    ):
+        error = np.abs(ours - wanted).max() / np.abs(wanted).max()
+        assert error < TOLERANCE, f"{jax.tree_util.keystr(path)}: {error}"
 
 
 @dataclasses.dataclass(frozen=True)
