@@ -1,19 +1,201 @@
-"""Parameters from and to published checkpoints; `models.published` has the tables."""
+"""Parameters from and to published (Hugging Face) checkpoints, one tensor at a time.
 
-from collections.abc import Callable, Iterator
+No arithmetic is done: values go in and come out bit by bit, unless the dtype is to be
+another. `models.published` has the names, `models.published_config` the sizes.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from safetensors.numpy import save_file
 
-from models.published import Published, Table
+from models import published_config
+from models.layers import DTYPES
+from models.published import PUBLISHED, Published, Shape, Table
+from models.published_files import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    PublishedFiles,
+    Tensor,
+)
 from models.stacked import Params, path_of
 
 Read = Callable[[str], np.ndarray]
+Tensors = Mapping[str, Tensor]
+
+_MAX_NAMES = 12  # of each kind, so that a message fits a screen
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """How the tensors of a checkpoint differ from those that a model needs.
+
+    Attributes:
+        missing: Names that the model needs and the checkpoint lacks.
+        unexpected: Names of the checkpoint that the model has no use for.
+        misshapen: A sentence for each tensor of another shape.
+    """
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    misshapen: tuple[str, ...]
+
+
+def read_config(files: PublishedFiles) -> tuple[str, Any]:
+    """Returns the name of the family and the config of a published checkpoint.
+
+    Its parameters have the dtype of the tensors.
+
+    Raises:
+        ValueError: If the model has a part that ours lacks, or tensors of several
+            dtypes, or of one that is no float.
+    """
+    name, config = published_config.from_published(files.config)
+    used = _needed(PUBLISHED[name].table(config), config.num_layers)
+    tensors = _tensors_by_name(name, files)
+    dtypes = {tensors[n].dtype for n in used if n in tensors}
+    if len(dtypes) > 1 or not dtypes.issubset(DTYPES):
+        raise ValueError(
+            f"The tensors in '{files.directory}' are of {', '.join(sorted(dtypes))}."
+            f" Use a checkpoint of one dtype, of {', '.join(DTYPES)}."
+        )
+    (dtype,) = dtypes or {config.param_dtype}
+    return name, dataclasses.replace(config, param_dtype=dtype)
+
+
+def load(
+    name: str,
+    config: Any,
+    files: PublishedFiles,
+    *,
+    abstract: Params,
+    layer_order: tuple[int, ...] | None = None,
+    initial: Params | None = None,
+    allow_unexpected: bool = False,
+) -> Params:
+    """Returns the parameters of a published checkpoint, laid out as asked.
+
+    Each device gets its part as it is read: the host never holds more than the part of
+    one parameter that one device has, and one tensor of the checkpoint.
+
+    Args:
+        name: Family, as in `models.MODELS`.
+        config: Of the model to load into.
+        files: The checkpoint.
+        abstract: Shape, dtype and sharding of each parameter, blocks stacked.
+        layer_order: See `StackedModel.layer_order`; None for that of the model.
+        initial: Values of the parameters that the checkpoint lacks, such as the head
+            of a new task. None: lacking one is an error.
+        allow_unexpected: Whether tensors without a use here are passed over.
+
+    Raises:
+        ValueError: If the checkpoint does not fit; everything that does not is named.
+    """
+    table = PUBLISHED[name].table(config)
+    tensors = _tensors_by_name(name, files)
+    order = tuple(range(config.num_layers)) if layer_order is None else layer_order
+    problems = _problems(
+        compare(table, abstract, tensors, num_layers=config.num_layers)
+    )
+    if initial is not None:
+        problems.pop("missing", None)
+    if allow_unexpected:
+        problems.pop("unexpected", None)
+    if problems:
+        raise ValueError(
+            f"The checkpoint in '{files.directory}' does not fit this {name}:\n"
+            + "\n".join(line for lines in problems.values() for line in lines)
+            + "\nUse the config it was saved with, or allow what is missing or"
+            " unexpected."
+        )
+
+    def make(key_path: tuple, leaf: Any, value: jax.Array | None) -> Any:
+        path = path_of(key_path)
+        published = table[path]
+        layers = order if path.startswith("blocks/") else None
+        if any(n not in tensors for n in _names_of(published, layers)):
+            return value
+        return _stream(published, leaf, layers, lambda n: tensors[n].read())
+
+    if initial is None:
+        return jax.tree.map_with_path(lambda p, leaf: make(p, leaf, None), abstract)
+    return jax.tree.map_with_path(make, abstract, initial)
+
+
+def compare(
+    table: Table, shapes: Params, tensors: Tensors, *, num_layers: int
+) -> Mismatch:
+    """Returns how tensors differ from those that parameters of these shapes need.
+
+    Args:
+        table: Of the model.
+        shapes: The parameters as anything with shapes, blocks stacked.
+        tensors: By canonical name.
+        num_layers: Of the model.
+    """
+    needed = _needed(table, num_layers)
+    expected: dict[str, Shape] = {}
+    for key_path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        path = path_of(key_path)
+        is_block = path.startswith("blocks/")
+        one = jax.ShapeDtypeStruct(leaf.shape[is_block:], leaf.dtype)
+        theirs = jax.eval_shape(table[path].form.to_theirs, one)
+        for published in _each(table[path], range(num_layers) if is_block else None):
+            for name, tensor in zip(published.names, theirs, strict=True):
+                expected[name] = tensor.shape
+    return Mismatch(
+        missing=tuple(name for name in needed if name not in tensors),
+        unexpected=tuple(name for name in tensors if name not in needed),
+        misshapen=tuple(
+            f"{name} has shape {tensors[name].shape}, but the model needs {shape}."
+            for name, shape in expected.items()
+            if name in tensors and tensors[name].shape != shape
+        ),
+    )
+
+
+def save(
+    name: str,
+    config: Any,
+    params: Params,
+    directory: str,
+    *,
+    max_file_bytes: int = 2 * 1024**3,
+) -> None:
+    """Writes parameters as a checkpoint that `transformers` loads.
+
+    Args:
+        name: Family, as in `models.MODELS`.
+        config: Of the model.
+        params: Its parameters, blocks stacked in the order of the model.
+        directory: To make, or an empty one.
+        max_file_bytes: Of one file of weights; the host holds as much at once.
+
+    Raises:
+        ValueError: If the published model has no such variant.
+        FileExistsError: If there is something in the directory.
+    """
+    values = published_config.to_published(name, config)
+    table = PUBLISHED[name].table(config)
+    path = pathlib.Path(directory)
+    if path.exists() and any(path.iterdir()):
+        raise FileExistsError(f"'{path}' is not empty. Name a new directory.")
+    path.mkdir(parents=True, exist_ok=True)
+    values["dtype"] = config.param_dtype
+    (path / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n")
+    files = list(_write_files(path, to_published(table, params), max_file_bytes))
+    _name_files(path, files)
 
 
 def to_params(table: Table, read: Read, shapes: Params) -> Params:
-    """Returns parameters made of published tensors.
+    """Returns parameters on the host, made of published tensors.
 
     Args:
         table: Of the model.
@@ -23,15 +205,10 @@ def to_params(table: Table, read: Read, shapes: Params) -> Params:
 
     def make(key_path: tuple, leaf: Any) -> np.ndarray:
         path = path_of(key_path)
-        published = table[path]
         if not path.startswith("blocks/"):
-            return _to_ours(published, read, leaf.shape)
-        return np.stack(
-            [
-                _to_ours(of_layer(published, layer), read, leaf.shape[1:])
-                for layer in range(leaf.shape[0])
-            ]
-        )
+            return _to_ours(table[path], read, leaf.shape)
+        layers = _each(table[path], range(leaf.shape[0]))
+        return np.stack([_to_ours(each, read, leaf.shape[1:]) for each in layers])
 
     return jax.tree.map_with_path(make, shapes)
 
@@ -40,24 +217,129 @@ def to_published(table: Table, params: Params) -> Iterator[tuple[str, np.ndarray
     """Yields the published tensors of parameters, by name."""
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(params):
         path = path_of(key_path)
-        if not path.startswith("blocks/"):
-            yield from _to_theirs(table[path], np.asarray(leaf))
-        else:
-            for layer, value in enumerate(leaf):
-                yield from _to_theirs(of_layer(table[path], layer), np.asarray(value))
+        is_block = path.startswith("blocks/")
+        layers = _each(table[path], range(len(leaf)) if is_block else None)
+        for layer, published in enumerate(layers):
+            value = np.asarray(leaf[layer] if is_block else leaf)
+            yield from zip(
+                published.names, published.form.to_theirs(value), strict=True
+            )
 
 
-def of_layer(published: Published, layer: int) -> Published:
-    """Returns the names of one layer."""
-    names = tuple(name.replace("*", str(layer)) for name in published.names)
-    return Published(names, published.form)
+def _tensors_by_name(name: str, files: PublishedFiles) -> dict[str, Tensor]:
+    """Returns the tensors that are parameters, by canonical name."""
+    published = PUBLISHED[name]
+    names = published.canonical_names(files.tensors)
+    return {
+        canonical: files.tensors[given]
+        for given, canonical in names.items()
+        if not published.is_ignored(canonical)
+    }
 
 
-def _to_ours(published: Published, read: Read, shape: tuple[int, ...]) -> np.ndarray:
+def _needed(table: Table, num_layers: int) -> dict[str, None]:
+    """Returns all names of a table, in its order."""
+    names: dict[str, None] = {}
+    for path, published in table.items():
+        layers = range(num_layers) if path.startswith("blocks/") else None
+        names |= dict.fromkeys(_names_of(published, layers))
+    return names
+
+
+def _problems(mismatch: Mismatch) -> dict[str, list[str]]:
+    """Returns the lines that describe each kind of mismatch."""
+    found = {}
+    for kind, items in dataclasses.asdict(mismatch).items():
+        if items:
+            title = "of another shape" if kind == "misshapen" else kind
+            found[kind] = [f"  {len(items)} {title}:"]
+            found[kind] += [f"    {item}" for item in items[:_MAX_NAMES]]
+            if len(items) > _MAX_NAMES:
+                found[kind].append(f"    ... and {len(items) - _MAX_NAMES} more")
+    return found
+
+
+def _stream(
+    published: Published, leaf: Any, layers: tuple[int, ...] | None, read: Read
+) -> jax.Array:
+    """Returns one parameter, of which each device reads its own part."""
+
+    def read_layer(layer: int | None, index: tuple[slice, ...]) -> np.ndarray:
+        shape = leaf.shape if layers is None else leaf.shape[1:]
+        if layer == -1:
+            return np.zeros(shape, leaf.dtype)[index]
+        (each,) = _each(published, None if layer is None else (layer,))
+        return _to_ours(each, read, shape)[index].astype(leaf.dtype)
+
+    @functools.lru_cache(maxsize=1)  # replicas ask for the same part one by one
+    def read_part(index: tuple[tuple[int, int], ...]) -> np.ndarray:
+        slices = tuple(slice(*bounds) for bounds in index)
+        if layers is None:
+            return read_layer(None, slices)
+        sizes = [stop - start for start, stop in index]
+        part = np.empty(sizes, leaf.dtype)
+        for place, layer in enumerate(layers[slices[0]]):
+            part[place] = read_layer(layer, slices[1:])
+        return part
+
+    def callback(index: Any) -> np.ndarray:
+        bounds = zip(index, leaf.shape, strict=True)
+        return read_part(tuple(part.indices(size)[:2] for part, size in bounds))
+
+    return jax.make_array_from_callback(leaf.shape, leaf.sharding, callback)
+
+
+def _each(published: Published, layers: Any) -> Iterator[Published]:
+    """Yields the entry with the index of each layer in its names; None: as it is."""
+    if layers is None:
+        yield published
+        return
+    for layer in layers:
+        names = tuple(name.replace("*", str(layer)) for name in published.names)
+        yield Published(names, published.form)
+
+
+def _names_of(published: Published, layers: Any) -> list[str]:
+    used = None if layers is None else [layer for layer in layers if layer >= 0]
+    return [name for each in _each(published, used) for name in each.names]
+
+
+def _to_ours(published: Published, read: Read, shape: Shape) -> np.ndarray:
     return published.form.to_ours([read(name) for name in published.names], shape)
 
 
-def _to_theirs(
-    published: Published, value: np.ndarray
-) -> Iterator[tuple[str, np.ndarray]]:
-    yield from zip(published.names, published.form.to_theirs(value), strict=True)
+def _write_files(
+    path: pathlib.Path, tensors: Iterator[tuple[str, np.ndarray]], max_bytes: int
+) -> Iterator[list[tuple[str, int]]]:
+    """Writes numbered files; yields the names and sizes of the tensors in each."""
+    pending: dict[str, np.ndarray] = {}
+    number = 0
+
+    def write() -> list[tuple[str, int]]:
+        written = {name: np.ascontiguousarray(value) for name, value in pending.items()}
+        # Without this entry `transformers` takes the file for one of another library.
+        save_file(written, path / f"{number}.safetensors", {"format": "pt"})
+        return [(name, value.nbytes) for name, value in pending.items()]
+
+    for name, value in tensors:
+        size = sum(held.nbytes for held in pending.values())
+        if pending and size + value.nbytes > max_bytes:
+            yield write()
+            pending, number = {}, number + 1
+        pending[name] = value
+    yield write()
+
+
+def _name_files(path: pathlib.Path, files: list[list[tuple[str, int]]]) -> None:
+    """Gives the numbered files their published names, and writes their index."""
+    if len(files) == 1:
+        (path / "0.safetensors").rename(path / WEIGHTS_FILE)
+        return
+    weight_map: dict[str, str] = {}
+    for number, tensors in enumerate(files):
+        file = f"model-{number + 1:05}-of-{len(files):05}.safetensors"
+        (path / f"{number}.safetensors").rename(path / file)
+        weight_map |= {name: file for name, _ in tensors}
+    total = sum(size for tensors in files for _, size in tensors)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (path / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")

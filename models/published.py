@@ -6,7 +6,9 @@ for the index of a layer, on both sides. Linear maps are stored ``(out, in)`` th
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -201,9 +203,61 @@ def vit_table(config: VitConfig) -> Table:
     }
 
 
-# By family, which is called the same on both sides.
-TABLES: Mapping[str, Callable[[Any], Table]] = {
-    "bert": bert_table,
-    "gpt2": gpt2_table,
-    "vit": vit_table,
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedModel:
+    """A family in published checkpoints, where it is called the same as here.
+
+    Attributes:
+        table: The names of all parameters, by config.
+        prefix: Of the names of all but the heads; files of a model without heads leave
+            it out.
+        ignored: Names, ``*`` standing for a layer, of what is no parameter of its own:
+            constants, and the output layer, which is the embedding.
+    """
+
+    table: Callable[[Any], Table]
+    prefix: str
+    ignored: tuple[str, ...] = ()
+
+    def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
+        """Returns the name that the table uses, by each name in a file.
+
+        Example:
+            >>> BERT = PUBLISHED["bert"]
+            >>> BERT.canonical_names(["pooler.dense.bias", "embeddings.LayerNorm.beta"])
+            {'pooler.dense.bias': 'bert.pooler.dense.bias', \
+'embeddings.LayerNorm.beta': 'bert.embeddings.LayerNorm.bias'}
+        """
+        given = list(names)
+        is_bare = not any(name.startswith(self.prefix) for name in given)
+        prefix = self.prefix if is_bare else ""
+        return {name: prefix + _modern(name) for name in given}
+
+    def is_ignored(self, name: str) -> bool:
+        """Whether a tensor of this canonical name is no parameter of its own."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.ignored)
+
+
+PUBLISHED: Mapping[str, PublishedModel] = {
+    "bert": PublishedModel(
+        table=bert_table,
+        prefix="bert.",
+        ignored=("bert.embeddings.position_ids", "cls.predictions.decoder.*"),
+    ),
+    "gpt2": PublishedModel(
+        table=gpt2_table,
+        prefix="transformer.",
+        ignored=(
+            "lm_head.weight",
+            "transformer.h.*.attn.bias",
+            "transformer.h.*.attn.masked_bias",
+        ),
+    ),
+    "vit": PublishedModel(table=vit_table, prefix="vit."),
 }
+
+
+def _modern(name: str) -> str:
+    """Returns the name that newer files use."""
+    name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+    return re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)

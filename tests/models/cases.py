@@ -43,7 +43,7 @@ class Case:
     @property
     def table(self):
         """Names in published checkpoints."""
-        return published.TABLES[self.name](self.config)
+        return published.PUBLISHED[self.name].table(self.config)
 
     def to_params(self, tensors):
         """Returns published tensors in the form of the parameters."""
@@ -82,7 +82,7 @@ def build(name, config, golden):
     """Returns the case of a config."""
     model = stack(name, config)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    table = published.TABLES[name](config)
+    table = published.PUBLISHED[name].table(config)
     params = convert.to_params(table, golden.weights.__getitem__, shapes)
     return Case(
         name=name,

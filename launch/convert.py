@@ -1,0 +1,197 @@
+"""Converts between checkpoints of Hugging Face and of this project.
+
+    python -m launch.convert --from=hf --to=sbp gpt2/ runs/gpt2
+    python -m launch.convert --from=sbp --to=hf runs/gpt2 exported/
+
+The format ``sbp`` is the workdir of a run: from ``hf`` one gets the state at step 0,
+which ``python -m launch.train --resume`` trains on any layout, and ``--eval_only``
+evaluates. All values are kept bit by bit.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from launch import distributed, job, resolve, state, step, workdir
+from launch.checkpoint import Checkpointer, CheckpointError
+from launch.resolve import DeviceCount
+from launch.run_config import RunConfig
+from launch.saved_form import SavedForm
+from models import convert
+from models.published_files import PublishedFiles, open_published
+
+# The saved form is the same on every layout, so one device does.
+ONE_DEVICE = DeviceCount(num_devices=1)
+ONE_DEVICE_SIZES = {
+    "data_parallel_size": 1,
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+}
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
+EXPECTED = (CheckpointError, OSError, ValueError)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a command line says.
+
+    Attributes:
+        source: Directory to read.
+        target: Directory to write, new or empty.
+        source_format: ``"hf"`` or ``"sbp"``.
+        target_format: The other one.
+        config: From ``hf``: config file of everything but the model.
+        step: From ``sbp``: which checkpoint; None for the newest.
+        allow_missing: From ``hf``: make new values for what is missing.
+        allow_unexpected: From ``hf``: pass over what has no use.
+    """
+
+    source: str
+    target: str
+    source_format: str
+    target_format: str
+    config: str | None = None
+    step: int | None = None
+    allow_missing: bool = False
+    allow_unexpected: bool = False
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line and returns the exit code."""
+    options = parse(arguments)
+    try:
+        convert_one = import_run if options.source_format == "hf" else export_run
+        num_params, config = convert_one(options)
+    except EXPECTED as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(
+        f"{options.target}: {config.model_name} of {num_params:,} parameters in"
+        f" {config.model.param_dtype}, from {options.source}"
+    )
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Returns what the command line says; argparse ends the program if it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m launch.convert",
+        description="Converts checkpoints between the formats hf and sbp.",
+        allow_abbrev=False,
+    )
+    formats = ("hf", "sbp")
+    parser.add_argument("source", help="directory to read")
+    parser.add_argument("target", help="directory to write, new or empty")
+    parser.add_argument("--from", dest="source_format", choices=formats, required=True)
+    parser.add_argument("--to", dest="target_format", choices=formats, required=True)
+    parser.add_argument("--config", help="from hf: all but the model, .py or .yaml")
+    parser.add_argument("--step", type=int, help="from sbp: if not the newest")
+    parser.add_argument(
+        "--allow_missing", action="store_true", help="new values for what is missing"
+    )
+    parser.add_argument(
+        "--allow_unexpected", action="store_true", help="pass over what has no use"
+    )
+    options = Options(**vars(parser.parse_args(arguments)))
+    if options.source_format == options.target_format:
+        parser.error(f"--from and --to are both {options.target_format}.")
+    return options
+
+
+def import_run(options: Options) -> tuple[int, RunConfig]:
+    """Writes the workdir of a run that begins with a published checkpoint.
+
+    Returns:
+        The number of parameters, padding of the vocabulary included, and the config.
+
+    Raises:
+        ValueError: If checkpoint or config do not fit.
+        CheckpointError: If it cannot be written.
+        OSError: If files are missing, or the target is not empty.
+    """
+    files = open_published(options.source)
+    config = _config_of(files, options.config)
+    target = pathlib.Path(options.target)
+    if target.exists() and any(target.iterdir()):
+        raise FileExistsError(f"'{target}' is not empty. Name a new directory.")
+    steps = _build_steps(config)
+    initial = None
+    if options.allow_missing:
+        initial = state.create_state(
+            steps.model,
+            steps.optimizer,
+            seed=config.train.seed,
+            shardings=steps.shardings,
+        ).params
+    params = convert.load(
+        config.model_name,
+        config.model,
+        files,
+        abstract=_saved_form(config, steps).abstract_saved.params,
+        initial=initial,
+        allow_unexpected=options.allow_unexpected,
+    )
+    opt_state = jax.jit(steps.optimizer.init, out_shardings=steps.shardings.opt_state)(
+        params
+    )
+    start = state.TrainState(step=np.int32(0), params=params, opt_state=opt_state)
+    workdir.prepare(options.target, config)
+    with Checkpointer(target / workdir.CHECKPOINTS) as checkpointer:
+        extra = {"config": resolve.to_values(config), "num_samples": 0}
+        checkpointer.save(0, jax.device_put(start, steps.shardings), extra=extra)
+    return _count(params), config
+
+
+def export_run(options: Options) -> tuple[int, RunConfig]:
+    """Writes a checkpoint of a run in the published format; see `import_run`."""
+    source = pathlib.Path(options.source)
+    values = resolve.load(str(source / workdir.CONFIG_FILE))
+    values["dist"] = dict(ONE_DEVICE_SIZES)
+    config = resolve.resolve(values, {}, ONE_DEVICE)
+    saved_form = _saved_form(config, _build_steps(config))
+    with Checkpointer(source / workdir.CHECKPOINTS) as checkpointer:
+        saved = checkpointer.restore(saved_form.abstract_saved, options.step)
+    convert.save(config.model_name, config.model, saved.params, options.target)
+    return _count(saved.params), config
+
+
+def _config_of(files: PublishedFiles, path: str | None) -> RunConfig:
+    """Returns the config of a run of a published model."""
+    values = resolve.load(path) if path else {}
+    name, model = convert.read_config(files)
+    values["model"] = {"name": name, **dataclasses.asdict(model)}
+    values["dist"] = dict(ONE_DEVICE_SIZES)
+    data: dict[str, Any] = dict(values.get("data", {}))
+    tokenizers = [files.directory / file for file in TOKENIZER_FILES]
+    found = [str(file.absolute()) for file in tokenizers if file.is_file()]
+    if found and data.get("tokenizer") is None:
+        data["tokenizer"] = found[0]
+    if name != "vit" and "seq_length" not in data:
+        data["seq_length"] = min(128, model.max_len)
+    return resolve.resolve({**values, "data": data}, {}, ONE_DEVICE)
+
+
+def _build_steps(config: RunConfig) -> step.StepConfig:
+    return job.build_steps(config, distributed.create_mesh(config.dist, ONE_DEVICE))
+
+
+def _saved_form(config: RunConfig, steps: step.StepConfig) -> SavedForm:
+    return SavedForm(
+        abstract=state.abstract_state(steps.model, steps.optimizer, steps.shardings),
+        layer_order=steps.model.layer_order,
+        num_layers=config.model.num_layers,
+    )
+
+
+def _count(params: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,116 @@
+"""From a published checkpoint to a run, and back."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from launch import convert, resolve
+from launch.checkpoint import Checkpointer
+from tests.models import cases
+
+TO_SBP = ("--from=hf", "--to=sbp")
+TO_HF = ("--from=sbp", "--to=hf")
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A BERT as `transformers` has written it, with its tokenizer."""
+    directory = tmp_path_factory.mktemp("bert")
+    golden = cases.load("bert").golden
+    (directory / "config.json").write_text(json.dumps(golden.config))
+    (directory / "vocab.txt").write_text("[PAD]\n[UNK]\n")
+    save_file(golden.weights, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def imported(published, tmp_path_factory):
+    """The run that begins with it."""
+    directory = tmp_path_factory.mktemp("runs") / "bert"
+    assert convert.main([*TO_SBP, str(published), str(directory)]) == 0
+    return directory
+
+
+def test_round_trip_gives_the_same_tensors(published, imported, tmp_path, capsys):
+    target = tmp_path / "back"
+
+    assert convert.main([*TO_HF, str(imported), str(target)]) == 0
+
+    assert "bert of " in capsys.readouterr().out
+    expected = load_file(published / "model.safetensors")
+    found = load_file(target / "model.safetensors")
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].tobytes() == value.tobytes()
+    config = json.loads((target / "config.json").read_text())
+    assert config["architectures"] == ["BertForPreTraining"]
+    assert config["hidden_size"] == 16
+
+
+def test_run_has_the_config_of_the_checkpoint_and_its_tokenizer(published, imported):
+    values = resolve.load(str(imported / "config.yaml"))
+
+    assert values["model"]["num_layers"] == 4
+    assert values["model"]["dropout_rate"] == 0.1
+    assert values["data"]["tokenizer"] == str(published / "vocab.txt")
+    assert values["data"]["seq_length"] == 12
+    with Checkpointer(imported / "checkpoints") as checkpointer:
+        assert checkpointer.steps() == [0]
+        assert checkpointer.read_extra()["num_samples"] == 0
+
+
+def test_new_head_is_made_only_if_missing_ones_are_allowed(published, tmp_path, capsys):
+    headless = tmp_path / "headless"
+    headless.mkdir()
+    (headless / "config.json").write_bytes((published / "config.json").read_bytes())
+    tensors = load_file(published / "model.safetensors")
+    kept = {name: x for name, x in tensors.items() if name.startswith("bert.")}
+    save_file(kept, headless / "model.safetensors")
+    arguments = [*TO_SBP, str(headless), str(tmp_path / "run")]
+
+    assert convert.main(arguments) == 1
+    assert "7 missing:" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+    assert convert.main([*arguments, "--allow_missing"]) == 0
+    back = [*TO_HF, str(tmp_path / "run"), str(tmp_path / "back")]
+    assert convert.main(back) == 0
+    found = load_file(tmp_path / "back" / "model.safetensors")
+    for name, value in tensors.items():
+        assert (found[name].tobytes() == value.tobytes()) == (name in kept)
+    assert np.std(found["cls.predictions.transform.dense.weight"]) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*TO_SBP, "{missing}", "{new}"], "holds no config.json"),
+        ([*TO_SBP, "{published}", "{published}"], "is not empty. Name a new"),
+        ([*TO_HF, "{published}", "{new}"], "config.yaml: there is no such file"),
+        ([*TO_HF, "{imported}", "{published}"], "is not empty. Name a new"),
+        ([*TO_HF, "{imported}", "{new}", "--step=7"], "has no checkpoint of step 7"),
+    ],
+)
+def test_what_cannot_be_converted_is_an_error(
+    arguments, message, published, imported, tmp_path, capsys
+):
+    places = {
+        "published": published,
+        "imported": imported,
+        "missing": tmp_path / "missing",
+        "new": tmp_path / "new",
+    }
+
+    code = convert.main([argument.format(**places) for argument in arguments])
+
+    assert code == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_same_format_twice_is_an_error(capsys):
+    with pytest.raises(SystemExit):
+        convert.main(["--from=hf", "--to=hf", "a", "b"])
+    assert "--from and --to are both hf." in capsys.readouterr().err
