@@ -121,16 +121,23 @@ def _sequence_fits(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _channels_fit(config: RunConfig) -> Iterator[str]:
-    num = config.model.num_channels
+def _images_fit(config: RunConfig) -> Iterator[str]:
+    data, num = config.data, config.model.num_channels
+    if data.validation_files and (
+        data.validation_fraction != DataConfig().validation_fraction
+    ):
+        yield (
+            f"data.validation_fraction={data.validation_fraction} has no meaning beside"
+            f" data.validation_files={data.validation_files}. Leave one of them out."
+        )
     if num not in (1, 3):
         yield (
             f"model.num_channels={num}, but images are read as gray or as RGB. Use 1"
             " or 3."
         )
     for name, values in {
-        "pixel_mean": config.data.pixel_mean,
-        "pixel_std": config.data.pixel_std,
+        "pixel_mean": data.pixel_mean,
+        "pixel_std": data.pixel_std,
     }.items():
         if len(values) not in (1, num):
             yield (
@@ -201,6 +208,6 @@ FAMILIES = {
         num_tokens=lambda config: config.model.seq_length,
         data_fields=image_data.FIELDS,
         split_sizes=_block_sizes,
-        broken_rules=_channels_fit,
+        broken_rules=_images_fit,
     ),
 }

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from launch import resolve
+from launch import families, resolve
 from launch.checkpoint import Checkpointer
 from launch.hardware import Peak
 from launch.job import Job
@@ -13,9 +13,14 @@ from launch.run_config import RunConfig
 
 
 def describe_config(config: RunConfig) -> Iterator[str]:
-    """Yields a line per section, every field resolved."""
+    """Yields a line per section, every field resolved that means something to it."""
+    used = families.FAMILIES[config.model_name].data_fields
     for name, section in resolve.to_values(config).items():
-        fields = (f"{field}={value}" for field, value in section.items())
+        fields = (
+            f"{field}={value}"
+            for field, value in section.items()
+            if name != "data" or field in used
+        )
         yield f"{name}: " + " ".join(fields)
 
 

@@ -169,6 +169,11 @@ def test_worker_processes_give_the_same_batches(folder, name):
         ("vit", {"pixel_std": (1.0, 1.0)}, "data.pixel_std=(1.0, 1.0) has 2 values"),
         ("vit", {"pixel_std": (0.0,)}, "data.pixel_std=(0.0,) must all be above 0."),
         ("vit", {"crop_area": 0.0}, "data.crop_area=0.0 must be between 0.01 and 1."),
+        (
+            "vit",
+            {"validation_files": ("val",)},
+            "data.validation_fraction=0.2 has no meaning beside data.validation_files=",
+        ),
         ("vit", {"cutmix_alpha": -1.0}, "data.cutmix_alpha=-1.0 must be at least 0."),
     ],
 )
