@@ -13,7 +13,7 @@ import numpy as np
 from jax._src import config, core, distributed
 from jax._src.interpreters.batching import BatchTracer
 from jax._src.mesh import empty_abstract_mesh, empty_concrete_mesh
-from jax.experimental import multihost_utils
+from jax.experimental import multihost_utils, topologies
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -192,6 +192,19 @@ def source_line(sources: Sequence[Any], hidden: Sequence[str]) -> str:
 def is_tracing() -> bool:
     """Returns whether some transformation is at work, so that arrays may be tracers."""
     return not core.trace_state_clean()
+
+
+def virtual_devices(target: str, sizes: tuple[int, int]) -> Sequence[jax.Device]:
+    """Returns GPUs that are not there, for programs to be compiled for.
+
+    Args:
+        target: XLA's description of the GPU, as the text of a protocol buffer.
+        sizes: Hosts, and GPUs of each.
+    """
+    topology = topologies.get_topology_desc(
+        platform="cuda", target_config=target, topology=f"{sizes[0]}x1x{sizes[1]}"
+    )
+    return topology.devices
 
 
 _MESSAGE_BYTES = 1 << 16

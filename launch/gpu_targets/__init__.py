@@ -1,0 +1,1 @@
+"""What XLA needs to know of a GPU to compile for it, one file per kind."""

@@ -1,0 +1,108 @@
+"""Full-size models compiled for four hosts of eight H100, none of which is here.
+
+    pytest -m slow -s tests/gpu_programs
+
+prints the memory per GPU and the collectives. Needs the extra ``plan``.
+"""
+
+import collections
+import time
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from launch import families, job, resolve, state, step, virtual_gpus
+from tests import hlo
+
+NUM_HOSTS, GPUS_PER_HOST = 4, 8
+GPU_BYTES = 80e9
+LAYOUT = {
+    "dist.data_parallel_size": 4,
+    "dist.tensor_parallel_size": 2,
+    "dist.pipeline_parallel_size": 4,
+    "train.num_microbatches": 16,
+    "train.global_batch_size": 4 * 16 * 4,
+    "train.remat": "selective",
+    "model.dtype": "bfloat16",
+}
+EXPERIMENTS = {
+    "gpt2_355m": {"data.seq_length": 1024},
+    "bert_large": {"data.seq_length": 512},
+}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not virtual_gpus.has_plugin(),
+        reason="needs JAX's CUDA plugin: pip install -e '.[plan]'",
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=EXPERIMENTS)
+def compiled(request):
+    """A training step, its mesh, and the seconds that it took to build."""
+    start = time.perf_counter()
+    fields = LAYOUT | EXPERIMENTS[request.param]
+    config = resolve.resolve(
+        resolve.load(f"configs/{request.param}.py"),
+        {name: str(value) for name, value in fields.items()},
+        resolve.DeviceCount(num_devices=NUM_HOSTS * GPUS_PER_HOST),
+    )
+    gpus = virtual_gpus.virtual_gpus(
+        "h100-80g", num_hosts=NUM_HOSTS, gpus_per_host=GPUS_PER_HOST
+    )
+    axes = ("stage", "data", "tensor")
+    mesh = Mesh(np.array(gpus).reshape(4, 4, 2), axes, axis_types=(AxisType.Auto,) * 3)
+    steps = job.build_steps(config, mesh)
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=NamedSharding(mesh, P("data"))
+        ),
+        families.batch_shapes(config),
+    )
+    abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
+    program = step.build_train_step(steps).lower(abstract, batch).compile()
+    return request.param, program, mesh, time.perf_counter() - start
+
+
+def test_step_fits_and_communicates_as_on_cpu(compiled, capsys):
+    name, program, mesh, seconds = compiled
+    memory = program.memory_analysis()
+    num_bytes = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    found = hlo.collectives(program.as_text())
+    with capsys.disabled():
+        print(f"\n{name}: {seconds:.1f} s, {num_bytes / 1e9:.2f} GB per GPU, of which")
+        print(f"  state and batch {memory.argument_size_in_bytes / 1e9:.2f} GB")
+        print(f"  temporary {memory.temp_size_in_bytes / 1e9:.2f} GB")
+        print_collectives(found, mesh)
+    assert seconds < 60
+    assert 0.5e9 < num_bytes < GPU_BYTES
+    axes = [(c, c.axes(mesh.shape)) for c in found]
+    permutes = [c for c, _ in axes if c.name == "collective-permute"]
+    assert len(permutes) == 2
+    assert permutes[0].loops == permutes[1].loops != ()
+    assert [c for c, over in axes if "data" in over and c.loops] == []
+    over_stage = [
+        c for c, over in axes if "stage" in over and c.loops and c not in permutes
+    ]
+    assert {c.conditionals for c in over_stage} == {1}
+    per_layer = collections.Counter(
+        c.loops[1].body for c, over in axes if over == ("tensor",) and len(c.loops) == 2
+    )
+    assert list(per_layer.values()) == [2, 2]
+
+
+def print_collectives(found, mesh):
+    """Prints a line for each kind: how often it runs on each GPU, and its size."""
+    lines = collections.Counter()
+    for c in found:
+        runs = int(np.prod([loop.trips or 1 for loop in c.loops]))
+        place = ["once", "per tick", "per layer"][len(c.loops)]
+        lines[c.name, "+".join(c.axes(mesh.shape)), place, c.num_bytes] += runs
+    for (name, over, place, num_bytes), runs in sorted(lines.items()):
+        size = f"{num_bytes / 1e6:.3f} MB"
+        print(f"  {name:20}{over:14}{place:10}{size:>14}  x {runs}")
