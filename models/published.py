@@ -223,10 +223,8 @@ class PublishedModel:
         """Returns the name that the table uses, by each name in a file.
 
         Example:
-            >>> BERT = PUBLISHED["bert"]
-            >>> BERT.canonical_names(["pooler.dense.bias", "embeddings.LayerNorm.beta"])
-            {'pooler.dense.bias': 'bert.pooler.dense.bias', \
-'embeddings.LayerNorm.beta': 'bert.embeddings.LayerNorm.bias'}
+            >>> PUBLISHED["bert"].canonical_names(["embeddings.LayerNorm.beta"])
+            {'embeddings.LayerNorm.beta': 'bert.embeddings.LayerNorm.bias'}
         """
         given = list(names)
         is_bare = not any(name.startswith(self.prefix) for name in given)
