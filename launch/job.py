@@ -25,7 +25,7 @@ from launch.input_pipeline import InputPipeline
 from launch.metrics import StepCost
 from launch.run_config import RunConfig
 from launch.saved_form import SavedForm
-from models import MODELS, stacked
+from models import MODELS, ModelFamily, stacked
 from models.sharding import without_axis
 from models.stacked import Batch
 from sbp.pipeline.region import ManualRegion
@@ -175,9 +175,17 @@ def build(config: RunConfig, mesh: Mesh) -> Job:
     return Job(config=config, mesh=mesh, data=data, steps=build_steps(config, mesh))
 
 
-def build_steps(config: RunConfig, mesh: Mesh) -> step.StepConfig:
-    """Returns what the programs of a run are built from; no data is read."""
-    family, dist = MODELS[config.model_name], config.dist
+def build_steps(
+    config: RunConfig, mesh: Mesh, family: ModelFamily | None = None
+) -> step.StepConfig:
+    """Returns what the programs of a run are built from; no data is read.
+
+    Args:
+        config: The resolved config.
+        mesh: Its devices.
+        family: The model, by default that of this name in `models.MODELS`.
+    """
+    family, dist = family or MODELS[config.model_name], config.dist
     region = ManualRegion(mesh, ("stage", "data"))
     assignment = pipelines.assign(dist, config.model)
     indices = assignment.layer_indices

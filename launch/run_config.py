@@ -215,12 +215,12 @@ class RunConfig:
 
     model_name: str
     model: Any
-    data: DataConfig
-    optim: OptimConfig
-    train: TrainConfig
-    dist: DistConfig
-    eval: EvalConfig
-    checkpoint: CheckpointConfig
+    data: DataConfig = DataConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    dist: DistConfig = DistConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
     @property
     def microbatch_size(self) -> int:
