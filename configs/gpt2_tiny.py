@@ -19,6 +19,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.optim.update(
         learning_rate=3e-3, warmup_steps=50, schedule="cosine", grad_clip_norm=1.0
     )
-    config.train.update(num_steps=600, global_batch_size=32, log_every=20)
-    config.eval.update(every_steps=200, num_batches=16)
+    config.train.update(num_steps=300, global_batch_size=32, log_every=20)
+    config.eval.update(every_steps=100)
     return config

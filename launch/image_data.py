@@ -52,6 +52,8 @@ def open_splits(data: DataConfig, model: VitConfig, seed: int) -> Splits:
             found.hashes, fraction=data.validation_fraction, seed=seed
         )
         held_out = np.flatnonzero(is_held_out)
+    # So that a part of the validation is like the whole, not the first classes.
+    held_out = draws.shuffle(held_out, seed=seed)
     trained = np.flatnonzero(~is_held_out)
     _check_size(data, found, trained)
     recipe = _recipe(data, model)

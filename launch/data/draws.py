@@ -61,6 +61,16 @@ def is_held_out(hashes: np.ndarray, *, fraction: float, seed: int) -> np.ndarray
     return ranks <= np.partition(ranks, num_held_out - 1)[num_held_out - 1]
 
 
+def shuffle(items: np.ndarray, *, seed: int) -> np.ndarray:
+    """Returns distinct numbers in another order, which depends on them and the seed.
+
+    Example:
+        >>> shuffle(np.arange(6), seed=1).tolist()
+        [5, 0, 4, 2, 3, 1]
+    """
+    return items[np.argsort(bits(seed, 0, items, 1)[:, 0], kind="stable")]
+
+
 def to_unit(bits: np.ndarray) -> np.ndarray:
     """Returns random float64 in [0, 1) made of random bits."""
     return (bits >> np.uint64(11)) * 2.0**-53

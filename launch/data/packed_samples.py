@@ -132,12 +132,14 @@ def shapes(
 def split(
     store: TokenStore, *, validation_fraction: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the documents to train on, shuffled, and those held out, int64 indices.
+    """Returns the documents to train on and those held out, shuffled int64 indices.
 
     Equal documents are on the same side, so that none is trained on and held out.
     """
     hashes = store.document_hashes
     is_held_out = draws.is_held_out(hashes, fraction=validation_fraction, seed=seed)
-    train, validation = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
-    order = np.argsort(draws.bits(seed, 0, train, 1)[:, 0], kind="stable")
-    return train[order], validation
+    train, validation = (
+        draws.shuffle(np.flatnonzero(is_part), seed=seed)
+        for is_part in (~is_held_out, is_held_out)
+    )
+    return train, validation
