@@ -319,6 +319,9 @@ def _write_files(
         written = {name: np.ascontiguousarray(value) for name, value in pending.items()}
         # Without this entry `transformers` takes the file for one of another library.
         save_file(written, path / f"{number}.safetensors", {"format": "pt"})
+        # What `save_file` writes is for its owner alone.
+        mode = (path / CONFIG_FILE).stat().st_mode
+        (path / f"{number}.safetensors").chmod(mode)
         return [(name, value.nbytes) for name, value in pending.items()]
 
     for name, value in tensors:
