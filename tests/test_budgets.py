@@ -19,7 +19,9 @@ def _sources():
         yield from sorted((ROOT / package).rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", list(_sources()), ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", list(_sources()), ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_file_and_its_functions_are_within_budget(path):
     name, text = str(path.relative_to(ROOT)), path.read_text()
     num_lines = len(text.splitlines())

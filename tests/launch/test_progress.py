@@ -63,8 +63,13 @@ def test_long_lines_of_a_log_file_are_not_wrapped(capsys):
 
 
 def test_metrics_come_in_the_order_of_the_table():
-    metrics = {"lm_loss": 2.0, "grad_norm": 1234.5, "loss": 3.0, "unknown": 1.0}
-    assert format_metrics(metrics) == "loss 3.0000  grad norm 1.23e+03  lm 2.0000"
+    metrics = {"a_loss": 2.0, "grad_norm": 1234.5, "loss": 3.0, "b_loss": 1.0, "z": 1.0}
+    line = "loss 3.0000  grad norm 1.23e+03  a 2.0000  b 1.0000"
+    assert format_metrics(metrics) == line
+
+
+def test_a_single_part_of_the_loss_is_not_shown_twice():
+    assert format_metrics({"lm_loss": 3.0, "loss": 3.0}) == "loss 3.0000"
 
 
 @pytest.mark.parametrize(
