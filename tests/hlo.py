@@ -78,7 +78,19 @@ class Collective:
 def collectives(text):
     """The collectives of a program, in the order of its text, branches included."""
     computations, entry = _split(text)
-    return list(_walk(computations, entry, loops=(), conditionals=0))
+    lines = _lines(computations, entry, loops=(), conditionals=0)
+    return list(_collectives(lines))
+
+
+def copies(text):
+    """(bytes, loops) of each copy of an array that the program makes."""
+    computations, entry = _split(text)
+    lines = _lines(computations, entry, loops=(), conditionals=0)
+    return [
+        (sum(map(_num_bytes, _SHAPE.findall(match[1]))), loops)
+        for line, loops, _ in lines
+        if (match := re.search(r" = (.*?) copy\(", line))
+    ]
 
 
 def parse_groups(line):
@@ -111,8 +123,8 @@ def _split(text):
     return computations, entry
 
 
-def _walk(computations, name, *, loops, conditionals):
-    for line in computations[name]:
+def _collectives(lines):
+    for line, loops, conditionals in lines:
         if match := _COLLECTIVE.search(line):
             op_name = re.search(r'op_name="(.*?)"', line)
             yield Collective(
@@ -123,6 +135,13 @@ def _walk(computations, name, *, loops, conditionals):
                 conditionals=conditionals,
                 op_name=op_name[1] if op_name else "",
             )
+
+
+def _lines(computations, name, *, loops, conditionals):
+    """Each line, as often as it is reached, with its loops and conditionals."""
+    for line in computations[name]:
+        yield line, loops, conditionals
+        if _COLLECTIVE.search(line):  # what it calls is a sum of two numbers
             continue
         called = [found for kind, found in _CALLED.findall(line) if kind != "to_apply"]
         is_branch = "_computation=" in line
@@ -135,7 +154,7 @@ def _walk(computations, name, *, loops, conditionals):
         for found in called:
             trips = _TRIPS.search(line)
             loop = Loop(found, int(trips[1]) if trips else None)
-            yield from _walk(
+            yield from _lines(
                 computations,
                 found,
                 loops=(*loops, loop) if is_loop else loops,

@@ -15,8 +15,10 @@ import numpy as np
 from sbp.pipeline import slots
 from sbp.pipeline.ends import Ends
 from sbp.pipeline.layers import Stack
+from sbp.pipeline.lifetimes import BACKWARD_KINDS
 from sbp.pipeline.parts import Parts, Tree
 from sbp.pipeline.region import ManualRegion
+from sbp.pipeline.schedule import Kind
 from sbp.pipeline.tables import StageRows, Tables, TickRows
 
 
@@ -162,8 +164,6 @@ class _Run:
             buffers.outer_grads, buffers.sums, y, together.head_microbatch
         )
         grad_x, buffers = self.backward(buffers, row)
-        if self.tables.num_aside_slots:
-            buffers = self.backward_weight(buffers, row)
         outer_grads = self.ends.embedding_gradient(
             outer_grads, grad_x, together.embedding_gradient_microbatch
         )
@@ -222,50 +222,69 @@ class _Run:
     def backward(self, buffers: Buffers, row: StageRows) -> tuple[jax.Array, Buffers]:
         """Runs the backward task, if there is one, full or of the input alone."""
         cotangent = slots.read(buffers.cotangents, row.backward_read)
-        aside, grads = buffers.aside, buffers.block_grads
 
-        def saved() -> tuple[jax.Array, Tree, list[jax.Array], jax.Array]:
-            context = self.context(row.backward_microbatch)
-            return cotangent, context, buffers.saved, row.backward_saved
+        def run() -> tuple[jax.Array, Tree]:
+            return self.piece(row.backward_chunk).backward(
+                cotangent,
+                self.context(row.backward_microbatch),
+                buffers.saved,
+                row.backward_saved,
+                buffers.block_grads,
+            )
 
-        def skip() -> tuple:
-            return jnp.zeros_like(cotangent), aside, grads
+        def skip() -> tuple[jax.Array, Tree]:
+            return jnp.zeros_like(cotangent), buffers.block_grads
 
-        def full() -> tuple:
-            piece = self.piece(row.backward_chunk)
-            grad_x, total = piece.backward(*saved(), grads)
-            return grad_x, aside, total
-
-        def input_alone() -> tuple:
-            piece, slot = self.piece(row.backward_chunk), row.backward_put_aside
-            return *piece.backward_input(*saved(), aside, slot), grads
-
-        # In the order of BACKWARD_KINDS, after -1 for none.
-        branches = [skip, full, input_alone]
+        is_full = row.backward_kind == BACKWARD_KINDS.index(Kind.BACKWARD)
+        grad_x, grads = self.region.cond(is_full, run, skip)
+        buffers = buffers._replace(block_grads=grads)
         if not self.tables.num_aside_slots:
-            branches.pop()
-        grad_x, aside, grads = self.region.switch(row.backward_kind + 1, branches)
-        return grad_x, buffers._replace(aside=aside, block_grads=grads)
+            return grad_x, buffers
+        grad_x, aside = self.backward_input(buffers, row, cotangent, grad_x)
+        buffers = buffers._replace(aside=aside)
+        return grad_x, buffers._replace(block_grads=self.backward_weight(buffers, row))
 
-    def backward_weight(self, buffers: Buffers, row: StageRows) -> Buffers:
-        """Runs the weight task, if there is one."""
+    def backward_input(
+        self, buffers: Buffers, row: StageRows, cotangent: jax.Array, grad_x: jax.Array
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        """Runs the input task, if there is one, and returns what it puts aside.
+
+        A branch of its own: in one of three that leave different buffers alone, XLA
+        would copy them all.
+        """
+
+        def run() -> tuple[jax.Array, list[jax.Array]]:
+            return self.piece(row.backward_chunk).backward_input(
+                cotangent,
+                self.context(row.backward_microbatch),
+                buffers.saved,
+                row.backward_saved,
+                buffers.aside,
+                row.backward_put_aside,
+            )
+
+        return self.region.cond(
+            row.backward_kind == BACKWARD_KINDS.index(Kind.BACKWARD_INPUT),
+            run,
+            lambda: (grad_x, buffers.aside),
+        )
+
+    def backward_weight(self, buffers: Buffers, row: StageRows) -> Tree:
+        """Runs the weight task, if there is one, and returns the sums of gradients."""
 
         def run() -> Tree:
+            saved = slots.read_all(buffers.saved, 0, 0)
             return self.piece(row.weight_chunk).backward_weight(
                 self.context(row.weight_microbatch),
                 buffers.aside,
                 row.weight_read,
                 buffers.block_grads,
-                (
-                    slots.read_all(buffers.saved, 0, 0),
-                    slots.read(buffers.cotangents, 0),
-                ),
+                (saved, slots.read(buffers.cotangents, 0)),
             )
 
-        grads = self.region.cond(
+        return self.region.cond(
             row.weight_microbatch >= 0, run, lambda: buffers.block_grads
         )
-        return buffers._replace(block_grads=grads)
 
     def send(self, value: jax.Array, distance: int) -> jax.Array:
         """Returns what the stage ``distance`` places before this one sent."""

@@ -6,7 +6,7 @@ out: nothing varies over them, and XLA 0.10 refuses collectives of such groups.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -81,20 +81,14 @@ class ManualRegion:
         return self.varying(jnp.zeros(like.shape, like.dtype))
 
     def cond(self, predicate: jax.Array, run: Callable, skip: Callable) -> Any:
-        """Returns the results of one of two functions; see `switch`."""
-        return self.switch(predicate.astype(jnp.int32), [skip, run])
+        """Returns the results of one of two functions, as this rank's own.
 
-    def switch(self, index: jax.Array, branches: Sequence[Callable]) -> Any:
-        """Returns the results of one of several functions, as this rank's own.
-
-        They may communicate over those axes alone along which all ranks are sure to
-        have the same index.
+        Both may communicate over those axes alone along which all ranks are sure to
+        have the same predicate.
         """
-
-        def mark(branch: Callable) -> Callable:
-            return lambda: self.varying(branch())
-
-        return jax.lax.switch(index, [mark(branch) for branch in branches])
+        return jax.lax.cond(
+            predicate, lambda: self.varying(run()), lambda: self.varying(skip())
+        )
 
     def _narrow_all(self, specs: Any) -> Any:
         return jax.tree.map(

@@ -114,6 +114,16 @@ def test_weight_tasks_leave_no_code_where_a_schedule_has_none(monkeypatch):
         lower(CASES["zero_bubble_uneven"])
 
 
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zero_bubble"])
+def test_buffers_are_changed_in_place(name):
+    microbatch_size = 128
+    text = lower(CASES[name], microbatch_size).compile().as_text()
+    sizes = [num_bytes for num_bytes, loops in hlo.copies(text) if loops]
+    num_layers = CASES[name].assignment.max_layers_per_piece
+    one_slot = 4 * num_layers * microbatch_size * max(toy.D, toy.F)
+    assert max(sizes) <= one_slot
+
+
 def test_memory_depends_on_the_schedule_but_under_1f1b_not_on_microbatches():
     few, many, gpipe = (
         lower(make_pipelined(name, (2, 2), number), microbatch_size=512)
