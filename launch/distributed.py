@@ -15,11 +15,14 @@ from launch.run_config import DistConfig
 
 AXIS_NAMES = ("stage", "data", "tensor")
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
-# A CPU collective whose peers come 40 s apart aborts the process, and virtual devices
-# on few cores do that.
 CPU_FLAGS = {
+    # A collective whose peers come 40 s apart aborts the process, and virtual devices
+    # on few cores do that.
     "--xla_cpu_collective_call_terminate_timeout_seconds": 1800,
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 600,
+    # XLA 0.10 aborts where it widens sums of bfloat16 inside a region that is manual
+    # over some axes alone. It can add them as they are.
+    "--xla_disable_hlo_passes": "all-reduce-promotion",
 }
 
 
@@ -30,7 +33,7 @@ def count_devices() -> DeviceCount:
     virtual ones can be made as a run asks for: `create_mesh` makes them.
     """
     flags = os.environ.get("XLA_FLAGS", "")
-    missing = [f"{flag}={n}" for flag, n in CPU_FLAGS.items() if flag not in flags]
+    missing = [f"{flag}={v}" for flag, v in CPU_FLAGS.items() if flag not in flags]
     os.environ["XLA_FLAGS"] = " ".join([flags, *missing]).strip()
     is_count_given = (
         "xla_force_host_platform_device_count" in flags

@@ -14,11 +14,6 @@ from models import bert, stacked
 
 NUM_LAYERS = 8  # one for each of two chunks of four stages
 BATCH_SIZE, NUM_PREDICTED = 16, 3
-# LLVM's effort, which takes longer than all of XLA's, makes no other program.
-COMPILER_OPTIONS = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}
 FIELDS = {
     "model.num_layers": NUM_LAYERS,
     "model.model_dim": 16,
@@ -107,8 +102,7 @@ def compile_step(case):
     steps = make_steps(case)
     abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
     program = step.build_train_step(steps)
-    lowered = program.lower(abstract, make_batch(case.config))
-    return lowered.compile(COMPILER_OPTIONS)
+    return program.lower(abstract, make_batch(case.config)).compile()
 
 
 @functools.cache

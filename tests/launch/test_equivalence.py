@@ -90,6 +90,29 @@ def test_step_equals_that_of_one_device_in_every_case(case):
     check(case)
 
 
+HALF = ("model.dtype", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(2, 1, 2, "gpipe", fields=(HALF, FULL)),
+        pytest.param(
+            Case(2, 2, 2, "zero_bubble", fields=(HALF,)), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            Case(1, 2, 4, "1f1b", fields=(HALF, ENDS)), marks=pytest.mark.slow
+        ),
+    ],
+    ids=str,
+)
+def test_half_precision_stays_close_to_single_precision(case):
+    expected = train(Case(num_microbatches=1), NUM_STEPS).losses[:5]
+    found = train(case, 5).losses
+    np.testing.assert_allclose(found, expected, rtol=5e-3)
+    assert np.abs(found - expected).max() > 1e-6 * expected[0]
+
+
 def test_dropout_makes_a_difference():
     with_dropout = train(Case(num_microbatches=1, fields=DROPOUT), NUM_STEPS)
     without = train(Case(num_microbatches=1), NUM_STEPS)
