@@ -50,7 +50,9 @@ def parse(arguments: Sequence[str]) -> Options:
         allow_abbrev=False,
     )
     parser.add_argument("--config", required=True, help="config file, .py or .yaml")
-    parser.add_argument("--workdir", required=True, help="folder of the run")
+    parser.add_argument(
+        "--workdir", type=_folder, required=True, help="folder of the run"
+    )
     for flag, text in FLAGS.items():
         parser.add_argument(flag, action="store_true", help=text)
 
@@ -66,3 +68,10 @@ def parse(arguments: Sequence[str]) -> Options:
             parser.error(f"{argument} has no value. Write {argument}=VALUE.")
         overrides[field] = text if equals else pending.pop(0)
     return Options(overrides=overrides, **vars(parser.parse_args(rest)))
+
+
+def _folder(text: str) -> str:
+    """Returns a folder's name as it is, but not an empty one: the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty. Write --workdir=runs/NAME.")
+    return text

@@ -151,6 +151,10 @@ def import_run(options: Options) -> tuple[int, RunConfig]:
 def export_run(options: Options) -> tuple[int, RunConfig]:
     """Writes a checkpoint of a run in the published format; see `import_run`."""
     source = pathlib.Path(options.source)
+    if not (source / workdir.CONFIG_FILE).is_file():
+        raise CheckpointError(
+            f"'{source}' holds no {workdir.CONFIG_FILE}. Name the workdir of a run."
+        )
     values = resolve.load(str(source / workdir.CONFIG_FILE))
     values["dist"] = dict(ONE_DEVICE_SIZES)
     config = resolve.resolve(values, {}, ONE_DEVICE)

@@ -29,6 +29,18 @@ SECTIONS: Mapping[str, type] = {
     "checkpoint": run_config.CheckpointConfig,
 }
 Values = dict[str, dict[str, Any]]
+# What a mistake in a config file ends with. For a mistyped field of a ConfigDict it is
+# an AttributeError, whose message suggests another.
+FAULTS_OF_A_FILE = (
+    AttributeError,
+    ImportError,
+    KeyError,
+    NameError,
+    SyntaxError,
+    TypeError,
+    UnicodeError,
+    yaml.YAMLError,
+)
 
 
 class ConfigError(ValueError):
@@ -70,18 +82,23 @@ def load(path: str) -> Values:
     """
     file = pathlib.Path(path)
     if not file.is_file():
-        raise ConfigError([f"--config={path}: there is no such file."])
+        problem = "this is a folder" if file.is_dir() else "there is no such file"
+        raise ConfigError(
+            [f"--config={path}: {problem}. Name a .py file, or a run's config.yaml."]
+        )
     try:
         if file.suffix == ".py":
-            values = runpy.run_path(path)["get_config"]().to_dict()
+            script = runpy.run_path(path)
+            if "get_config" not in script:
+                raise ConfigError([f"--config={path}: it defines no get_config()."])
+            values = script["get_config"]().to_dict()
         else:
             values = yaml.safe_load(file.read_text())
-    except KeyError:
-        raise ConfigError([f"--config={path}: it defines no get_config()."]) from None
-    except (AttributeError, TypeError, UnicodeError, yaml.YAMLError) as error:
-        # A mistyped field of a ConfigDict ends here: its message suggests another.
+    except FAULTS_OF_A_FILE as error:
         message = " ".join(str(error).split())
-        raise ConfigError([f"--config={path}: {message}"]) from error
+        raise ConfigError(
+            [f"--config={path}: {type(error).__name__}: {message}"]
+        ) from error
     if not isinstance(values, dict) or not all(
         isinstance(section, dict) for section in values.values()
     ):
@@ -216,8 +233,13 @@ def _apply_overrides(
 ) -> list[str]:
     problems = []
     for path, text in overrides.items():
-        section, _, field = path.partition(".")
+        section, dot, field = path.partition(".")
         unknown = _unknown("section", [section], types_of)
+        if not unknown and not dot:
+            problems.append(
+                f"{path}={text} names a section. Write --config.{path}.FIELD=VALUE."
+            )
+            continue
         if not unknown:
             hints = typing.get_type_hints(types_of[section])
             unknown = _unknown("field", [field], hints, prefix=f"{section}.")

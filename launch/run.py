@@ -200,7 +200,9 @@ def _problems_of_target(options: Options) -> list[str]:
     if not options.is_module:
         if os.path.exists(target):
             return []
-        hint = f" For a module, write -m {target}." if "/" not in target else ""
+        is_module = all(part.isidentifier() for part in target.split("."))
+        is_module = is_module and not target.endswith(".py")
+        hint = f" For a module, write -m {target}." if is_module else ""
         return [f"{target}: no such script in {os.getcwd()}.{hint}"]
     try:
         is_found = importlib.util.find_spec(target) is not None

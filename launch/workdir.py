@@ -48,8 +48,14 @@ def prepare(directory: str, config: RunConfig) -> pathlib.Path:
     """
     path = pathlib.Path(directory)
     if jax.process_index() == 0:
-        path.mkdir(parents=True, exist_ok=True)
-        write_whole(path / CONFIG_FILE, resolve.to_yaml(config))
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_whole(path / CONFIG_FILE, resolve.to_yaml(config))
+        except OSError as error:
+            raise OSError(
+                f"--workdir={directory} cannot be written: {error.strerror}"
+                f" ('{error.filename}'). Name a folder that you may make or write."
+            ) from error
     return path
 
 

@@ -54,7 +54,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     console.print(to_text(schedule, costs, width=console.width))
     if not args.text_only:
         output = args.output or f"{args.schedule}_{args.stages}x{args.microbatches}.svg"
-        save(to_figure(schedule, costs), output)
+        try:
+            save(to_figure(schedule, costs), output)
+        except OSError as error:
+            parser.error(
+                f"'{output}' cannot be written: {error.strerror}. Name another file by"
+                " --output, or add --text-only."
+            )
         console.print(f"\nwrote {output}")
 
 

@@ -88,7 +88,7 @@ def test_new_head_is_made_only_if_missing_ones_are_allowed(published, tmp_path, 
     [
         ([*TO_SBP, "{missing}", "{new}"], "holds no config.json"),
         ([*TO_SBP, "{published}", "{published}"], "is not empty. Name a new"),
-        ([*TO_HF, "{published}", "{new}"], "config.yaml: there is no such file"),
+        ([*TO_HF, "{published}", "{new}"], "holds no config.yaml. Name the workdir"),
         ([*TO_HF, "{imported}", "{published}"], "is not empty. Name a new"),
         ([*TO_HF, "{imported}", "{new}", "--step=7"], "has no checkpoint of step 7"),
     ],

@@ -113,8 +113,11 @@ def test_more_virtual_devices_than_allowed_are_an_error():
         ("x = 1\n", "a.py", "it defines no get_config()"),
         ("- 1\n- 2\n", "a.yaml", "not a mapping of sections"),
         ("a: [1\n", "a.yaml", "while parsing"),
+        ("def f(:\n", "a.py", "SyntaxError: invalid syntax"),
+        ("import nowhere\n", "a.py", "No module named 'nowhere'"),
+        ("def get_config():\n    return {}['x']\n", "a.py", "KeyError: 'x'"),
     ],
-    ids=["no function", "no mapping", "no yaml"],
+    ids=["no function", "no mapping", "no yaml", "no python", "no import", "no key"],
 )
 def test_file_that_is_no_config_is_an_error(tmp_path, content, name, part):
     file = tmp_path / name
@@ -129,6 +132,17 @@ def test_file_that_is_no_config_is_an_error(tmp_path, content, name, part):
 def test_missing_config_file_is_an_error():
     with pytest.raises(ConfigError, match=r"--config=nowhere.py: there is no such"):
         resolve.load("nowhere.py")
+
+
+def test_folder_of_configs_is_an_error():
+    with pytest.raises(ConfigError, match="--config=configs: this is a folder. Name"):
+        resolve.load("configs")
+
+
+def test_value_for_a_whole_section_is_an_error():
+    message = message_of({"train": "3"})
+
+    assert "train=3 names a section. Write --config.train.FIELD=VALUE." in message
 
 
 def test_files_on_the_command_line_are_separated_by_commas():

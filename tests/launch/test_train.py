@@ -289,7 +289,16 @@ def test_workdir_that_cannot_be_made_is_an_error(launch, tmp_path, capfd):
 
     assert launch(tmp_path / "file" / "run") == 1
 
-    assert str(tmp_path / "file") in capfd.readouterr().err
+    message = capfd.readouterr().err
+    assert f"--workdir={tmp_path / 'file' / 'run'} cannot be written" in message
+    assert "Name a folder that you may make or write." in message
+
+
+def test_empty_workdir_is_an_error(launch, capfd):
+    with pytest.raises(SystemExit):
+        launch("")
+
+    assert "it is empty. Write --workdir=runs/NAME." in capfd.readouterr().err
 
 
 def test_wrong_fields_are_one_error(launch, tmp_path, capfd):

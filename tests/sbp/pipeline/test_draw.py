@@ -146,6 +146,14 @@ def test_wrong_command_names_the_reason_and_draws_nothing(
     assert list(in_tmp_path.iterdir()) == []
 
 
+def test_picture_that_cannot_be_written_is_an_error(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        draw.main(["--stages=2", f"--output={tmp_path / 'absent' / 'a.svg'}"])
+
+    assert stop.value.code == 2
+    assert "a.svg' cannot be written: No such file" in capsys.readouterr().err
+
+
 def test_picture_file_of_unknown_kind_names_the_kinds(tmp_path):
     message = "ends in '.gif', but pictures are written as .svg, .png, .pdf. Choose one"
     with pytest.raises(ValueError, match=re.escape(message)):
