@@ -35,10 +35,27 @@ CALLS = 1000  # per run, of calls that take microseconds
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=int, default=2048, help="of both dims")
-    parser.add_argument("--num_runs", type=int, default=20)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.boxing",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--size", type=harness.positive, default=2048, help="of both dims"
+    )
+    parser.add_argument("--num_runs", type=harness.positive, default=20)
     options = parser.parse_args()
+    if options.size % 8:
+        parser.error(
+            f"--size {options.size} is not divisible by the 8 devices that cut it. Use"
+            f" {options.size + -options.size % 8}."
+        )
+    num_devices = len(jax.devices("cpu"))
+    if num_devices != 8:
+        parser.error(
+            f"The placement is 2x4, but there are {num_devices} CPU devices. Run with"
+            " JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=8."
+        )
     placement = sbp.placement.all("cpu", (2, 4))
     value = np.ones((options.size, options.size), np.float32)
     rows: dict[str, str] = {}

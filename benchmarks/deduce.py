@@ -35,9 +35,15 @@ CONFIG = layers.BlockConfig(
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num_layers", type=int, default=CONFIG.num_layers)
-    parser.add_argument("--num_runs", type=int, default=5)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.deduce",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--num_layers", type=harness.positive, default=CONFIG.num_layers
+    )
+    parser.add_argument("--num_runs", type=harness.positive, default=5)
     options = parser.parse_args()
     model, leaves, signatures = stack(options.num_layers)
 

@@ -1,5 +1,6 @@
 """Times what JAX computes, fairly: warm, finished, taking turns, with the spread."""
 
+import argparse
 import dataclasses
 import datetime
 import json
@@ -61,6 +62,18 @@ class Timing:
             f"{prefix}_seconds_quartile_high": high,
             f"{prefix}_num_runs": len(self.seconds),
         }
+
+
+def positive(text: str) -> int:
+    """Returns a count from the command line; argparse reports what it raises.
+
+    Example:
+        >>> positive("3")
+        3
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1 on.")
+    return int(text)
 
 
 def time_in_turns(

@@ -27,9 +27,15 @@ SINGLE = "1 stage"
 
 def main(arguments: Sequence[str]) -> None:
     """Prints a table and a line of JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.pipeline",
+        epilog="--config.SECTION.FIELD=VALUE overrides a field of the config.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--config", required=True, help="config file, .py or .yaml")
-    parser.add_argument("--num_runs", type=int, default=20, help="of each step")
+    parser.add_argument(
+        "--num_runs", type=harness.positive, default=20, help="of each step"
+    )
     parser.add_argument("--schedules", help="by commas; the config's by default")
     options, rest = parser.parse_known_args(arguments)
     overrides = dict(text.partition("=")[::2] for text in rest)
@@ -39,11 +45,14 @@ def main(arguments: Sequence[str]) -> None:
     names = options.schedules.split(",") if options.schedules else [None]
 
     devices = distributed.count_devices()
-    values = resolve.load(options.config)
-    configs = [
-        resolve.resolve(values, overrides | _choose(name, overrides), devices)
-        for name in names
-    ]
+    try:
+        values = resolve.load(options.config)
+        configs = [
+            resolve.resolve(values, overrides | _choose(name, overrides), devices)
+            for name in names
+        ]
+    except resolve.ConfigError as error:
+        parser.error(str(error))
     steppers = make_steppers(configs, devices)
     timings = harness.time_in_turns(steppers, num_runs=options.num_runs)
     bounds = {c.dist.pipeline_schedule: bound(c) for c in configs}

@@ -52,9 +52,15 @@ class Stepper:
 
 def main(arguments: Sequence[str]) -> None:
     """Prints a table and a line of JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.train_step")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.train_step",
+        epilog="--config.SECTION.FIELD=VALUE overrides a field of the config.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--config", required=True, help="config file, .py or .yaml")
-    parser.add_argument("--num_runs", type=int, default=20, help="of each step")
+    parser.add_argument(
+        "--num_runs", type=harness.positive, default=20, help="of each step"
+    )
     options, rest = parser.parse_known_args(arguments)
     overrides = dict(text.partition("=")[::2] for text in rest)
     if not all(name.startswith("--config.") for name in overrides):
@@ -62,7 +68,10 @@ def main(arguments: Sequence[str]) -> None:
     overrides = {k.removeprefix("--config."): v for k, v in overrides.items()}
 
     devices = distributed.count_devices()
-    config = resolve.resolve(resolve.load(options.config), overrides, devices)
+    try:
+        config = resolve.resolve(resolve.load(options.config), overrides, devices)
+    except resolve.ConfigError as error:
+        parser.error(str(error))
     mesh = distributed.create_mesh(config.dist, devices)
     built = job.build(config, mesh)
     batch = next(built.data.train_batches())

@@ -1,3 +1,4 @@
+import argparse
 import json
 import time
 
@@ -52,3 +53,9 @@ def test_report_ends_with_one_line_of_json(capsys):
     assert record["step_seconds_median"] == 0.001
     assert record["machine"]["num_devices"] == 8
     assert record["machine"].keys() >= {"date", "command", "device_kind", "jax"}
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5"])
+def test_count_of_runs_is_a_positive_whole_number(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}' is not a whole"):
+        harness.positive(text)

@@ -5,7 +5,7 @@ import pydoc_data.topics
 import numpy as np
 import pytest
 
-from benchmarks import train_step
+from benchmarks import pipeline, train_step
 from launch import resolve
 from launch.flops import bert_train_flops
 from launch.resolve import DeviceCount
@@ -49,6 +49,27 @@ def test_record_says_what_was_measured(arguments, capsys):
     share = expected / step / record["peak_flops_per_second"]
     assert record["utilization"] == pytest.approx(share)
     assert any("step / bare step" in row for row in table)
+
+
+@pytest.mark.parametrize("benchmark", [train_step, pipeline], ids=["step", "pipeline"])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config=nowhere.py"], "--config=nowhere.py: there is no such file"),
+        (["--config=configs/bert_tiny.py", "--num_runs=0"], "'0' is not a whole"),
+        (
+            ["--config=configs/bert_tiny.py", "--config.train.num_steps=0"],
+            "train.num_steps=0 must be at least 1",
+        ),
+    ],
+    ids=["no file", "no runs", "broken rule"],
+)
+def test_wrong_command_is_one_message(benchmark, arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        benchmark.main(arguments)
+
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_bare_step_trains():
