@@ -66,8 +66,8 @@ def resolve_with(**overrides):
         ),
         (
             dict(dist__pipeline_parallel_size=16, train__num_microbatches=16),
-            "dist: num_layers=8 is fewer than the 16 pieces of 16 stages x 1 chunks, and"
-            " every piece holds at least one layer. Use at most 8 pieces, or more"
+            "dist: num_layers=8 is fewer than the 16 pieces of 16 stages x 1 chunks,"
+            " and every piece holds at least one layer. Use at most 8 pieces, or more"
             " layers.",
         ),
         (
