@@ -66,8 +66,6 @@ def run(options: command_line.Options) -> int:
     with Checkpointer(folder, keep=config.checkpoint.keep) as checkpointer:
         workdir.check(options.workdir, checkpointer, needs_checkpoint=is_continued)
         built = job.build(config, mesh)
-        if not options.eval_only:
-            workdir.prepare(options.workdir, config)
         say(*report.describe_config(config), built.data.summary())
         say(report.describe_devices(built, devices))
         if is_continued:
@@ -76,6 +74,8 @@ def run(options: command_line.Options) -> int:
         if options.eval_only:
             evaluate(built, state)
             return 0
+        # Not before: a run that cannot go on leaves the config of the one that could.
+        workdir.prepare(options.workdir, config)
         return train(built, state, checkpointer, options)
 
 

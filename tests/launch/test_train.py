@@ -263,13 +263,17 @@ def test_resuming_without_a_checkpoint_is_an_error(launch, tmp_path, capfd):
     assert not (tmp_path / "none").exists()
 
 
-def test_checkpoint_of_another_model_is_an_error(launch, finished, capfd):
-    code = launch(finished, "--eval_only", fields={"model.mlp_dim": 128})
+@pytest.mark.parametrize("flag", ["--eval_only", "--resume"])
+def test_checkpoint_of_another_model_is_an_error(launch, finished, capfd, flag):
+    saved = (finished / "config.yaml").read_text()
+
+    code = launch(finished, flag, fields={"model.mlp_dim": 128})
 
     message = capfd.readouterr().err
     assert code == 1
     assert "is of another model or optimizer" in message
     assert "blocks/mlp/up/kernel" in message
+    assert (finished / "config.yaml").read_text() == saved
 
 
 def test_damaged_checkpoint_is_an_error(launch, finished, tmp_path, capfd):
