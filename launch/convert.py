@@ -11,6 +11,7 @@ evaluates. All values are kept bit by bit.
 import argparse
 import dataclasses
 import pathlib
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -162,6 +163,9 @@ def export_run(options: Options) -> tuple[int, RunConfig]:
     with Checkpointer(source / workdir.CHECKPOINTS) as checkpointer:
         saved = checkpointer.restore(saved_form.abstract_saved, options.step)
     convert.save(config.model_name, config.model, saved.params, options.target)
+    tokenizer = source / workdir.TOKENIZER_FILE
+    if tokenizer.is_file():
+        shutil.copy(tokenizer, options.target)
     return _count(saved.params), config
 
 

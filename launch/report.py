@@ -52,3 +52,11 @@ def describe_changes(job: Job, checkpointer: Checkpointer) -> Iterator[str]:
     yield f"going on from step {checkpointer.latest_step()}"
     if changes := job.changes_since(checkpointer.read_extra()):
         yield "changed since then: " + ", ".join(changes)
+
+
+def describe_end(job: Job, step: int) -> str:
+    """Returns a line for a run that has nothing left to do."""
+    return (
+        f"step {step} is done, of train.num_steps={job.config.train.num_steps}:"
+        " there is nothing left to do. Raise train.num_steps to go on."
+    )

@@ -269,7 +269,10 @@ def _build(config_type: Any, given: Mapping[str, Any]) -> tuple[Any, list[str]]:
             wanted = getattr(hints[name], "__name__", str(hints[name]))
             if isinstance(hints[name], types.GenericAlias | types.UnionType):
                 wanted = str(hints[name])
-            problems.append(f"{name}={value!r} is not of type {wanted}.")
+            example = config_type.__dataclass_fields__[name].default
+            problems.append(
+                f"{name}={value!r} is not of type {wanted}. Give one like {example!r}."
+            )
     return (None if problems else config_type(**fields)), problems
 
 

@@ -251,9 +251,10 @@ class RunConfig:
         ranks = self.dist.data_parallel_size
         if size % (ranks * parts):
             step = ranks * parts
-            below, above = size // step * step, -(-size // step) * step
+            multiples = size // step * step, -(-size // step) * step
+            remedy = " or ".join(str(multiple) for multiple in multiples if multiple)
             yield (
                 f"train.global_batch_size={size} is not divisible by"
                 f" dist.data_parallel_size={ranks} x train.num_microbatches={parts}."
-                f" Use {f'{below} or {above}' if below else above}."
+                f" Use {remedy}" + (", or fewer microbatches." if parts > 1 else ".")
             )

@@ -75,7 +75,10 @@ def run(options: command_line.Options) -> int:
             evaluate(built, state)
             return 0
         # Not before: a run that cannot go on leaves the config of the one that could.
-        workdir.prepare(options.workdir, config)
+        workdir.prepare(options.workdir, config, built.data.tokenizer)
+        if int(state.step) >= config.train.num_steps:
+            say(report.describe_end(built, int(state.step)))
+            return 0
         return train(built, state, checkpointer, options)
 
 

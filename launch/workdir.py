@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from typing import Any
 
 import jax
 
@@ -10,6 +11,7 @@ from launch.checkpoint import Checkpointer, CheckpointError
 from launch.run_config import RunConfig
 
 CONFIG_FILE = "config.yaml"
+TOKENIZER_FILE = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
 LOSS_PLOT = "loss.png"
 HLO_FILE = "train_step.hlo.txt"
@@ -37,8 +39,14 @@ def check(
         )
 
 
-def prepare(directory: str, config: RunConfig) -> pathlib.Path:
-    """Makes the folder and writes the resolved config there, the first process alone.
+def prepare(directory: str, config: RunConfig, tokenizer: Any = None) -> pathlib.Path:
+    """Makes the folder of a run, from the first process alone.
+
+    Args:
+        directory: The folder.
+        config: Resolved; written there.
+        tokenizer: Written there too, since nobody can use the model without it; None if
+            it has none.
 
     Returns:
         The folder.
@@ -51,6 +59,8 @@ def prepare(directory: str, config: RunConfig) -> pathlib.Path:
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_whole(path / CONFIG_FILE, resolve.to_yaml(config))
+            if tokenizer is not None:
+                write_whole(path / TOKENIZER_FILE, tokenizer.to_str(pretty=True))
         except OSError as error:
             raise OSError(
                 f"--workdir={directory} cannot be written: {error.strerror}"

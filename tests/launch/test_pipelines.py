@@ -114,7 +114,7 @@ def resolve_with(**overrides):
         (
             dict(train__num_microbatches=3),
             "train.global_batch_size=32 is not divisible by dist.data_parallel_size=1 x"
-            " train.num_microbatches=3. Use 30 or 33.",
+            " train.num_microbatches=3. Use 30 or 33, or fewer microbatches.",
         ),
     ],
 )

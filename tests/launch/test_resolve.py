@@ -60,8 +60,9 @@ def test_every_broken_rule_is_listed_at_once():
         "  optim.weight_decy: no such field. Did you mean 'weight_decay'?",
         "  trian: no such section. Did you mean 'train'?",
         "  model.dtype='float8' is not one of 'float32', 'bfloat16', 'float16'.",
-        "  optim.betas=0.9 is not of type tuple[float, float].",
-        "  optim.learning_rate='fast' is not of type float.",
+        "  optim.betas=0.9 is not of type tuple[float, float]. Give one"
+        " like (0.9, 0.999).",
+        "  optim.learning_rate='fast' is not of type float. Give one like 0.0001.",
         "  train.log_every=0 must be at least 1.",
     ]
 
@@ -80,7 +81,7 @@ def test_relations_between_sections_name_values_and_remedy():
 
     assert message.splitlines()[1:] == [
         "  train.global_batch_size=31 is not divisible by dist.data_parallel_size=1 x"
-        " train.num_microbatches=2. Use 30 or 32.",
+        " train.num_microbatches=2. Use 30 or 32, or fewer microbatches.",
         "  optim.warmup_steps=201 is more than train.num_steps=200. Warm up in fewer"
         " steps.",
         "  model.num_heads=4 is not divisible by dist.tensor_parallel_size=8. Use a"

@@ -105,6 +105,7 @@ def test_finished_run_leaves_config_metrics_checkpoints_and_picture(finished):
         "loss.png",
         "metrics.jsonl",
         "tensorboard",
+        "tokenizer.json",
         "train_step.hlo.txt",
     }
     saved = {path.name for path in (finished / "checkpoints").iterdir()}
@@ -193,6 +194,13 @@ def test_signal_ends_the_run_with_a_checkpoint_to_go_on_from(
     fields = {"train.num_steps": last + 1}
     assert launch(workdir, "--resume", fields=fields) == 0
     assert max(losses_of(workdir)) == last + 1
+
+
+def test_resuming_a_finished_run_says_that_nothing_is_left(launch, finished, capfd):
+    assert launch(finished, "--resume") == 0
+
+    line = capfd.readouterr().out.strip().splitlines()[-1]
+    assert "step 12 is done, of train.num_steps=12: there is nothing left" in line
 
 
 def test_diverging_run_names_the_step_and_keeps_the_last_good_checkpoint(
