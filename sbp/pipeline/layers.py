@@ -1,9 +1,9 @@
 """A stack of equal layers, differentiated one layer at a time.
 
 The weights of the layers are stacked along dim 0 of each leaf. What the backward pass
-needs of a layer's forward pass, its residuals, is an explicit value that can be put
-into a buffer. Residuals that are weights, or that a layer is given anew in the backward
-pass, are left out: they exist already, and are put back where they belong.
+needs of a layer's forward pass, its residuals, is put into a buffer. Weights, and
+whatever else a layer is given anew in the backward pass, are not: neither as they are
+nor cast or reshaped.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from sbp.pipeline import slots
 from sbp.pipeline.parts import Block, Tree
 from sbp.pipeline.region import ManualRegion
-from sbp.pipeline.splitting import Split
+from sbp.pipeline.splitting import PRODUCTS, Split
 
 Buffers = list[jax.Array]
 Shape = jax.ShapeDtypeStruct
@@ -57,13 +57,8 @@ class Stack:
 
     def saved_shapes(self, x: Shape, context: Tree) -> list[Shape]:
         """Returns what a layer's forward pass saves, for an input like ``x``."""
-        given = self._first_layer(context)
-
-        def run() -> list[jax.Array]:
-            _, vjp = self._vjp(self.region.zeros(x), *given)
-            return _take_out(vjp, given)
-
-        return jax.eval_shape(run)
+        given, split = self._first_layer(context), Split(self._forward)
+        return jax.eval_shape(lambda: split.first(given, self.region.zeros(x))[1])
 
     def aside_shapes(self, x: Shape, context: Tree, saved: list[Shape]) -> list[Shape]:
         """Returns what `backward_input` puts aside of a layer."""
@@ -71,7 +66,7 @@ class Stack:
 
         def run() -> list[jax.Array]:
             passing = jax.tree.map(self.region.zeros, (saved, x))
-            return Split(self._gradients).first(given, passing)[1]
+            return Split(self._gradients, PRODUCTS).first(given, passing)[1]
 
         return jax.eval_shape(run)
 
@@ -93,8 +88,7 @@ class Stack:
             def run() -> tuple[jax.Array, Buffers]:
                 x, saved = carry
                 given = self._weights_at(position), context, layer
-                y, vjp = self._vjp(x, *given)
-                residuals = _take_out(vjp, given)
+                y, residuals = Split(self._forward).first(given, x)
                 return y, slots.put_all(saved, residuals, slot, position)
 
             return self._where_there_is_one(layer, run, lambda: carry), None
@@ -167,7 +161,7 @@ class Stack:
                 cotangent, aside = carry
                 given = self._weights_at(position), context, layer
                 residuals = slots.read_all(saved, slot, position)
-                split = Split(self._gradients)
+                split = Split(self._gradients, PRODUCTS)
                 grad_x, kept = split.first(given, (residuals, cotangent))
                 return grad_x, slots.put_all(aside, kept, aside_slot, position)
 
@@ -200,7 +194,8 @@ class Stack:
             def run() -> Tree:
                 given = self._weights_at(position), context, layer
                 kept = slots.read_all(aside, slot, position)
-                of_layer = Split(self._gradients).later(given, unused, kept)
+                split = Split(self._gradients, PRODUCTS)
+                of_layer = split.later(given, unused, kept)
                 return self._add_at(position, gradients, of_layer)
 
             return self._where_there_is_one(layer, run, lambda: gradients), None
@@ -216,6 +211,16 @@ class Stack:
     def _positions(self) -> jax.Array:
         return jnp.arange(self.num_layers)
 
+    def _forward(self, given: tuple, x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        """Returns the output of a layer and all residuals of its backward pass.
+
+        Args:
+            given: Weights, context and layer.
+            x: Input.
+        """
+        y, vjp = self._vjp(x, *given)
+        return y, jax.tree.leaves(vjp)
+
     def _gradients(
         self, given: tuple, passing: tuple[list[jax.Array], jax.Array]
     ) -> tuple[jax.Array, Tree]:
@@ -223,13 +228,15 @@ class Stack:
 
         Args:
             given: Weights, context and layer.
-            passing: Residuals and cotangent.
+            passing: What the forward pass saved, and the cotangent.
         """
-        residuals, cotangent = passing
-        # Only its structure is used: nothing of this is computed again. The cotangent
-        # is of the shape of the input.
+        saved, cotangent = passing
+        # The cotangent stands for the input, which is of its shape: only the structure
+        # of the backward pass is used, and nothing of this is computed again.
         _, vjp = self._vjp(cotangent, *given)
-        grad_weights, grad_x = _put_back(vjp, given, residuals)(cotangent)
+        residuals = Split(self._forward).later(given, cotangent, saved)
+        vjp = jax.tree.unflatten(jax.tree.structure(vjp), residuals)
+        grad_weights, grad_x = vjp(cotangent)
         return grad_x, grad_weights
 
     def _add_at(self, position: jax.Array, gradients: Tree, of_layer: Tree) -> Tree:
@@ -258,18 +265,3 @@ class Stack:
         self, x: jax.Array, weights: Tree, context: Tree, layer: jax.Array
     ) -> tuple[jax.Array, Callable]:
         return jax.vjp(lambda w, x: self.block(w, x, context, layer), weights, x)
-
-
-def _take_out(vjp: Callable, given: Tree) -> list[jax.Array]:
-    """Returns the residuals of ``vjp`` that are none of the values ``given``."""
-    known = {id(leaf) for leaf in jax.tree.leaves(given)}
-    return [leaf for leaf in jax.tree.leaves(vjp) if id(leaf) not in known]
-
-
-def _put_back(vjp: Callable, given: Tree, residuals: list[jax.Array]) -> Callable:
-    """Returns ``vjp`` with ``residuals`` in the places where `_take_out` found them."""
-    known = {id(leaf) for leaf in jax.tree.leaves(given)}
-    leaves, structure = jax.tree.flatten(vjp)
-    pending = iter(residuals)
-    filled = [leaf if id(leaf) in known else next(pending) for leaf in leaves]
-    return jax.tree.unflatten(structure, filled)

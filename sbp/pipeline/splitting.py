@@ -1,23 +1,25 @@
-"""Cuts a backward pass in two: input gradients first, products with weights later.
+"""Cuts a computation in two, with little to keep in between.
 
-Of the two halves of a backward pass nobody waits for the gradients of weights. A
-function is traced, its calls are inlined, and its equations are dealt out:
+A function is traced, its calls are inlined, and its equations are dealt out. First
+comes what the first results need. Whatever only the other results need comes first too,
+but for the primitives that are to be deferred, and for what uses them.
 
-* what the first results need, is computed first;
-* matrix products that only the other results need, and whatever uses them, are computed
-  later: they are nearly all of that work;
-* the small rest, such as sums for biases and norms, is computed first too, since its
-  results are smaller than its operands.
+Kept in between are the values that cross over, before they were transposed, reshaped,
+broadcast or widened, and unless they are given to both parts: nothing but these cheap
+operations is done twice. Two cuts are made of a layer:
 
-Put aside in between are the operands of those products, before they were transposed,
-reshaped, broadcast or widened. Nothing is computed twice but these.
+* **forward | backward**. What the backward pass needs of the forward pass is kept, but
+  no copies of weights, and nothing twice in two forms.
+* **input gradient | weight gradients**. Nobody waits for the gradients of weights, and
+  the matrix products that they alone need are deferred. Sums for biases and norms are
+  not, since they are smaller than what they are made of.
 """
 
 import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -49,35 +51,59 @@ class Split:
     Attributes:
         function: ``function(given, passing) -> (first, later)``, four trees. Both parts
             are given the same ``given``; ``passing`` exists in the first part alone.
+        deferred: Names of the primitives to leave for the second part.
     """
 
     function: Callable[[Tree, Tree], tuple[Tree, Tree]]
+    deferred: tuple[str, ...] = ()
 
     def first(self, given: Tree, passing: Tree) -> tuple[Tree, list[jax.Array]]:
-        """Returns the first results, and what has to be put aside for the others."""
-        program = _trace(self.function, given, passing)
+        """Returns the first results, and what has to be kept for the others."""
+        program = self._trace(given, passing)
         values = program.start(given, passing)
         program.run(values, later=False)
         results = [program.read(values, name) for name in program.first]
         return (
             jax.tree.unflatten(program.first_structure, results),
-            [values[name] for name in program.aside],
+            [values[name] for name in program.kept],
         )
 
-    def later(self, given: Tree, passing: Tree, aside: list[jax.Array]) -> Tree:
+    def later(self, given: Tree, passing: Tree, kept: list[jax.Array]) -> Tree:
         """Returns the other results.
 
         Args:
             given: As in the first part.
             passing: Anything of the types that the first part had; not looked at.
-            aside: From the first part.
+            kept: From the first part.
         """
-        program = _trace(self.function, given, passing)
+        program = self._trace(given, passing)
         values = program.start(given, ())
-        values.update(zip(program.aside, aside, strict=True))
+        values.update(zip(program.kept, kept, strict=True))
         program.run(values, later=True)
         results = [program.read(values, name) for name in program.last]
         return jax.tree.unflatten(program.last_structure, results)
+
+    def _trace(self, given: Tree, passing: Tree) -> "_Program":
+        traced = jax.make_jaxpr(self.function, return_shape=True)(given, passing)
+        closed, shapes = traced
+        first_leaves, first_structure = jax.tree.flatten(shapes[0])
+        flat = _Flat()
+        names = [flat.name(var.aval) for var in closed.jaxpr.invars]
+        results = flat.inline(closed.jaxpr, closed.consts, names)
+        first, last = results[: len(first_leaves)], results[len(first_leaves) :]
+        at_hand = set(range(len(jax.tree.leaves(given)))) | flat.consts.keys()
+        deal = _deal(flat, first, last, at_hand, self.deferred)
+        return _Program(
+            steps=flat.steps,
+            is_first=deal.is_first,
+            is_later=deal.is_later,
+            consts=flat.consts,
+            first=first,
+            last=last,
+            kept=deal.kept,
+            first_structure=first_structure,
+            last_structure=jax.tree.structure(shapes[1]),
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,7 +127,7 @@ class _Program:
             the arguments come first.
         first: Names of the first results.
         last: Names of the others.
-        aside: Names of the values put aside.
+        kept: Names of the values kept in between.
         first_structure: Of the first results.
         last_structure: Of the others.
     """
@@ -112,7 +138,7 @@ class _Program:
     consts: Mapping[int, Any]
     first: Sequence[Any]
     last: Sequence[Any]
-    aside: Sequence[int]
+    kept: Sequence[int]
     first_structure: Any
     last_structure: Any
 
@@ -133,36 +159,19 @@ class _Program:
         return operand.val if isinstance(operand, core.Literal) else values[operand]
 
 
-def _trace(function: Callable, given: Tree, passing: Tree) -> _Program:
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(given, passing)
-    num_given = len(jax.tree.leaves(given))
-    first_leaves, first_structure = jax.tree.flatten(shapes[0])
-    flat = _Flat(len(closed.jaxpr.invars))
-    results = flat.inline(closed.jaxpr, closed.consts, range(flat.num_inputs))
-    first, last = results[: len(first_leaves)], results[len(first_leaves) :]
-    at_hand = set(range(num_given)) | flat.consts.keys()
-    is_first, is_later, aside = _deal(flat.steps, first, last, at_hand)
-    return _Program(
-        steps=flat.steps,
-        is_first=is_first,
-        is_later=is_later,
-        consts=flat.consts,
-        first=first,
-        last=last,
-        aside=aside,
-        first_structure=first_structure,
-        last_structure=jax.tree.structure(shapes[1]),
-    )
-
-
 class _Flat:
     """Collects equations while calls are inlined; values are named by numbers."""
 
-    def __init__(self, num_inputs: int):
-        self.num_inputs = num_inputs
-        self.names = itertools.count(num_inputs)
+    def __init__(self) -> None:
         self.steps: list[_Step] = []
         self.consts: dict[int, Any] = {}
+        self.sizes: list[int] = []
+
+    def name(self, aval: Any) -> int:
+        """Returns a new name, for a value of this type."""
+        itemsize = aval.dtype.itemsize if isinstance(aval.dtype, np.dtype) else 8
+        self.sizes.append(math.prod(aval.shape) * itemsize)
+        return len(self.sizes) - 1
 
     def inline(
         self, jaxpr: core.Jaxpr, consts: Sequence[Any], operands: Sequence[Any]
@@ -170,7 +179,7 @@ class _Flat:
         """Appends the equations; returns the names of the results, or literals."""
         names = dict(zip(jaxpr.invars, operands, strict=True))
         for var, value in zip(jaxpr.constvars, consts, strict=True):
-            names[var] = next(self.names)
+            names[var] = self.name(var.aval)
             self.consts[names[var]] = value
 
         def read(atom: Any) -> Any:
@@ -180,7 +189,7 @@ class _Flat:
             operands = [read(atom) for atom in eqn.invars]
             callee = eqn.params.get(CALLS.get(eqn.primitive.name, ""))
             if callee is None:
-                results = [next(self.names) for _ in eqn.outvars]
+                results = [self.name(var.aval) for var in eqn.outvars]
                 self.steps.append(_Step(eqn, tuple(operands), tuple(results)))
             elif isinstance(callee, core.ClosedJaxpr):
                 results = self.inline(callee.jaxpr, callee.consts, operands)
@@ -190,18 +199,28 @@ class _Flat:
         return [read(atom) for atom in jaxpr.outvars]
 
 
+class _Deal(NamedTuple):
+    is_first: list[bool]
+    is_later: list[bool]
+    kept: list[int]
+
+
 def _deal(
-    steps: Sequence[_Step], first: Sequence, last: Sequence, at_hand: set[int]
-) -> tuple[list[bool], list[bool], list[int]]:
-    """Returns which steps are first, which later, and what is put aside."""
-    needed_first = _needed(steps, first)
-    needed_last = _needed(steps, last)
+    flat: "_Flat",
+    first: Sequence,
+    last: Sequence,
+    at_hand: set[int],
+    deferred: Sequence[str],
+) -> _Deal:
+    """Deals the steps out, and finds what has to be kept in between."""
+    steps = flat.steps
+    needed_first, needed_last = _needed(steps, first), _needed(steps, last)
     is_later = [False] * len(steps)
     late: set[int] = set()
     for number, step in enumerate(steps):
         if needed_last[number] and not needed_first[number]:
             uses_late = any(name in late for name in _variables(step.operands))
-            is_later[number] = uses_late or _has_product(step.eqn)
+            is_later[number] = uses_late or _has(step.eqn, deferred)
             late.update(step.results if is_later[number] else ())
     maker = {name: i for i, step in enumerate(steps) for name in step.results}
     # Dicts rather than sets: the order must be the same each time.
@@ -211,16 +230,15 @@ def _deal(
         for name in _variables(names)
         if name not in late
     )
-    aside: dict[int, None] = {}
+    kept: dict[int, None] = {}
     again = list(is_later)
     for name in crossing:
-        while name not in at_hand and (source := _source(steps, maker, name)):
-            number, name = source
+        source, numbers = _smallest_source(flat, maker, name, at_hand)
+        for number in numbers:
             again[number] = True
-        if name not in at_hand:
-            aside[name] = None
-    is_first = _needed(steps, [*first, *aside])
-    return is_first, again, list(aside)
+        if source is not None:
+            kept[source] = None
+    return _Deal(_needed(steps, [*first, *kept]), again, list(kept))
 
 
 def _needed(steps: Sequence[_Step], results: Sequence) -> list[bool]:
@@ -234,25 +252,36 @@ def _needed(steps: Sequence[_Step], results: Sequence) -> list[bool]:
     return needed
 
 
-def _source(
-    steps: Sequence[_Step], maker: Mapping[int, int], name: int
-) -> tuple[int, int] | None:
-    """Returns the step that makes a value from one no larger at no cost, and that."""
-    if name not in maker:
-        return None
-    step = steps[maker[name]]
-    operands = list(_variables(step.operands))
-    if step.eqn.primitive.name not in CHEAP or len(operands) != 1:
-        return None
-    before, after = step.eqn.invars[0].aval, step.eqn.outvars[0].aval
-    return (maker[name], operands[0]) if _size(before) <= _size(after) else None
+def _smallest_source(
+    flat: "_Flat", maker: Mapping[int, int], name: int, at_hand: set[int]
+) -> tuple[int | None, list[int]]:
+    """Returns the smallest value that a value can be made of at no cost.
+
+    Returns:
+        Its name, or None if nothing has to be kept; and the numbers of the steps.
+    """
+    best, num_needed = name, 0
+    numbers: list[int] = []
+    while name not in at_hand:
+        if flat.sizes[name] < flat.sizes[best]:
+            best, num_needed = name, len(numbers)
+        step = flat.steps[maker[name]] if name in maker else None
+        operands = list(_variables(step.operands)) if step else []
+        is_cheap = step is not None and step.eqn.primitive.name in CHEAP
+        if not is_cheap or len(operands) > 1:
+            return best, numbers[:num_needed]
+        numbers.append(maker[name])
+        if not operands:  # a constant
+            break
+        name = operands[0]
+    return None, numbers
 
 
-def _has_product(eqn: core.JaxprEqn) -> bool:
-    """Returns whether an equation is a matrix product, or has one inside."""
-    if eqn.primitive.name in PRODUCTS:
-        return True
-    return any(map(_has_product, _inner_equations(eqn)))
+def _has(eqn: core.JaxprEqn, names: Sequence[str]) -> bool:
+    """Returns whether an equation is one of these primitives, or has one inside."""
+    return eqn.primitive.name in names or any(
+        _has(inner, names) for inner in _inner_equations(eqn)
+    )
 
 
 def _inner_equations(eqn: core.JaxprEqn) -> Iterator[core.JaxprEqn]:
@@ -269,8 +298,3 @@ def _is_jaxpr(value: Any) -> bool:
 
 def _variables(names: Sequence) -> Iterator[int]:
     return (name for name in names if not isinstance(name, core.Literal))
-
-
-def _size(aval: Any) -> int:
-    itemsize = aval.dtype.itemsize if isinstance(aval.dtype, np.dtype) else 8
-    return math.prod(aval.shape) * itemsize

@@ -147,7 +147,7 @@ def initial_params(model_config):
 
     def draw(path, leaf):
         is_scale = path[-1].key == "scale"
-        noise = r.standard_normal(leaf.shape) * 0.1
+        noise = r.standard_normal(leaf.shape) * 0.05
         return (noise + is_scale).astype(leaf.dtype)
 
     return jax.tree.map_with_path(draw, model.shapes)

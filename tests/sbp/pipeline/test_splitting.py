@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from sbp.pipeline.splitting import CHEAP, Split
+from sbp.pipeline.splitting import CHEAP, PRODUCTS, Split
 
 B, D, F = 3, 4, 8
 
@@ -63,7 +63,7 @@ def count_primitives(function, *arguments):
 )
 def test_both_parts_together_give_the_gradients(wrap):
     given, passing = make_arguments()
-    split = Split(make_backward(wrap(layer)))
+    split = Split(make_backward(wrap(layer)), PRODUCTS)
     grad_x, aside = split.first(given, passing)
     unused = jax.tree.map(jnp.zeros_like, passing)
     grad_weights = split.later(given, unused, aside)
@@ -76,7 +76,7 @@ def test_both_parts_together_give_the_gradients(wrap):
 
 def test_products_for_weights_are_left_for_later_and_nothing_else():
     given, passing = make_arguments()
-    split = Split(make_backward(jax.checkpoint(layer)))
+    split = Split(make_backward(jax.checkpoint(layer)), PRODUCTS)
     _, aside = split.first(given, passing)
     first = count_primitives(split.first, given, passing)
     later = count_primitives(split.later, given, passing, aside)
@@ -89,7 +89,7 @@ def test_products_for_weights_are_left_for_later_and_nothing_else():
 def test_operands_of_products_are_put_aside_in_their_narrow_form():
     given, passing = make_arguments()
     narrow = functools.partial(layer, down_dtype=jnp.bfloat16)
-    _, aside = Split(make_backward(narrow)).first(given, passing)
+    _, aside = Split(make_backward(narrow), PRODUCTS).first(given, passing)
     kept = sorted((leaf.shape, leaf.dtype.name) for leaf in aside)
     assert kept == sorted(
         [
@@ -108,9 +108,9 @@ def test_a_gradient_that_is_no_product_is_computed_first():
         return 2 * passing, (given * passing).sum()
 
     given, passing = jnp.arange(3.0), jnp.ones(3)
-    first, aside = Split(backward).first(given, passing)
+    first, aside = Split(backward, PRODUCTS).first(given, passing)
     assert [leaf.shape for leaf in aside] == [()]
-    assert Split(backward).later(given, passing, aside) == 3.0
+    assert Split(backward, PRODUCTS).later(given, passing, aside) == 3.0
     assert first.tolist() == [2.0, 2.0, 2.0]
 
 
@@ -119,9 +119,12 @@ def test_a_given_argument_is_not_put_aside():
         return passing, given.T @ given
 
     given, passing = jnp.ones((2, 3)), jnp.ones(3)
-    _, aside = Split(backward).first(given, passing)
+    _, aside = Split(backward, PRODUCTS).first(given, passing)
     assert aside == []
-    assert Split(backward).later(given, passing, aside).tolist() == [[2.0] * 3] * 3
+    assert (
+        Split(backward, PRODUCTS).later(given, passing, aside).tolist()
+        == [[2.0] * 3] * 3
+    )
 
 
 def test_products_inside_a_loop_that_both_need_stay_together():
@@ -133,8 +136,8 @@ def test_products_inside_a_loop_that_both_need_stay_together():
         return x, products
 
     given, passing = jnp.ones((2, 3, 3)), jnp.ones((3, 3))
-    first, aside = Split(backward).first(given, passing)
-    later = Split(backward).later(given, passing, aside)
+    first, aside = Split(backward, PRODUCTS).first(given, passing)
+    later = Split(backward, PRODUCTS).later(given, passing, aside)
     expected = backward(given, passing)
     assert jnp.array_equal(first, expected[0])
     assert jnp.array_equal(later, expected[1])
