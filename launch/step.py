@@ -1,4 +1,4 @@
-"""The training step and the evaluation step, one XLA program each.
+"""The training step and the steps without a backward pass, one XLA program each.
 
 Inside the program one `jax.shard_map` is manual over ``stage`` and ``data`` and leaves
 ``tensor`` to XLA. Each data-parallel rank sums the gradients of its microbatches on its
@@ -24,6 +24,7 @@ from sbp.pipeline.region import ManualRegion
 Metrics = dict[str, jax.Array]
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 EvalStep = Callable[[Params, Batch], tuple[Metrics, Metrics]]
+OutputStep = Callable[[Params, Batch], Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +136,42 @@ def build_eval_step(config: StepConfig) -> EvalStep:
         program,
         in_shardings=(config.shardings.params, NamedSharding(config.mesh, P("data"))),
         out_shardings=NamedSharding(config.mesh, P()),
+    )
+
+
+def build_output_step(config: StepConfig, head: Callable[..., Any]) -> OutputStep:
+    """Returns the jitted ``(params, batch) -> outputs``, without dropout.
+
+    Args:
+        config: Of the run.
+        head: ``head(model, x_BLD, batch)``, from the output of the last block, for a
+            model without its blocks: arrays with the samples along dim 0.
+    """
+    region, model = config.region, config.model
+
+    def read(outer: Params, x: jax.Array, microbatch: Any) -> Any:
+        return model.read(outer, x, microbatch[0], head)
+
+    def outputs(params: Params, batch: Batch) -> Any:
+        blocks, outer = split_blocks(region.varying(params))
+        found = config.pipeline.outputs(
+            _parts(config, {}),
+            blocks,
+            outer,
+            _microbatches(config, batch, None),
+            read,
+        )
+        found = region.psum(found, "stage")
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+
+    program = region.run(
+        outputs, in_specs=(config.specs, P("data")), out_specs=P("data")
+    )
+    over_data = NamedSharding(config.mesh, P("data"))
+    return jax.jit(
+        program,
+        in_shardings=(config.shardings.params, over_data),
+        out_shardings=over_data,
     )
 
 

@@ -1,8 +1,8 @@
 """A vocabulary whose rows are spread over the stages of a pipeline.
 
 Every stage looks up and scores its own tokens, so that the work, the parameters and the
-optimizer state of embedding and output layer are shared by all stages. No stage ever
-sees more than its part of the logits.
+optimizer state of embedding and output layer are shared by all stages. In training no
+stage ever sees more than its part of the logits.
 """
 
 from collections.abc import Callable
@@ -42,6 +42,13 @@ class StageVocabulary(nnx.Module):
         own_BLD = jnp.where(is_own_BL[..., None], own_BLD, 0)
         return self.region.psum(own_BLD, "stage")
 
+    def logits(self, h_BND: jax.Array, bias_V: jax.Array | None) -> jax.Array:
+        """Scores every token: ``(B, N, D)`` to float32 ``(B, N, V)``.
+
+        Communication: an all-gather of the result over ``stage``.
+        """
+        return self.region.all_gather(self._own_logits(h_BND, bias_V), "stage", dim=2)
+
     def cross_entropy(
         self, h_BND: jax.Array, bias_V: jax.Array | None, targets_BN: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
@@ -49,14 +56,11 @@ class StageVocabulary(nnx.Module):
 
         Communication: all-reduces over ``stage`` of three numbers per prediction.
         """
-        first = self._first_token()
-        logits_BNV = vocabulary_logits(
-            self.embedding[...], bias_V, h_BND, size=self.size, first_token=first
-        )
+        logits_BNV = self._own_logits(h_BND, bias_V)
         highest_BN = jax.lax.stop_gradient(logits_BNV.max(-1))
         highest_BN = self.region.pmax(highest_BN, "stage")
         shifted_BNV = logits_BNV - highest_BN[..., None]
-        tokens_V = first + jnp.arange(logits_BNV.shape[-1])
+        tokens_V = self._first_token() + jnp.arange(logits_BNV.shape[-1])
         is_target_BNV = tokens_V[None, None] == targets_BN[..., None]
         own = jnp.stack(
             [
@@ -67,6 +71,15 @@ class StageVocabulary(nnx.Module):
         total_BN, target_BN = self.region.psum(own, "stage")
         is_correct_BN = jax.lax.stop_gradient(target_BN >= 0)
         return jnp.log(total_BN) - target_BN, is_correct_BN.astype(jnp.float32)
+
+    def _own_logits(self, h_BND: jax.Array, bias_V: jax.Array | None) -> jax.Array:
+        return vocabulary_logits(
+            self.embedding[...],
+            bias_V,
+            h_BND,
+            size=self.size,
+            first_token=self._first_token(),
+        )
 
     def _first_token(self) -> jax.Array:
         return self.region.index("stage") * self.embedding.shape[0]

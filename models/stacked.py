@@ -102,6 +102,12 @@ class StackedModel:
         """Returns the model's ``losses``, from the parameters without blocks."""
         return self._merge(outer).losses(x, batch)
 
+    def read(
+        self, outer: Params, x: jax.Array, batch: Batch, head: Callable[..., Any]
+    ) -> Any:
+        """Returns ``head(model, x, batch)``, of the model without its blocks."""
+        return head(self._merge(outer), x, batch)
+
     def counts(self, batch: Batch) -> Batch:
         """Returns the model's ``counts``."""
         return self.model_class.counts(batch)

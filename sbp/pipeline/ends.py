@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from sbp.pipeline import slots
-from sbp.pipeline.parts import Parts, Tree
+from sbp.pipeline.parts import Head, Parts, Tree
 from sbp.pipeline.region import ManualRegion
 
 
@@ -44,18 +44,20 @@ class Ends:
         """Returns a microbatch; any one if the index is -1."""
         return jax.tree.map(lambda leaf: slots.read(leaf, index), self.microbatches)
 
-    def shapes(self) -> tuple[Any, Tree]:
-        """Returns the shapes of a layer's input and of what the losses return."""
-        part = self.microbatch(0)
-        x = jax.eval_shape(self.parts.embed, self.outer, part)
-        _, sums = jax.eval_shape(
-            lambda: self.parts.losses(self.outer, self.region.zeros(x), part)
+    def input_shape(self) -> Any:
+        """Returns the shape of a layer's input."""
+        return jax.eval_shape(self.parts.embed, self.outer, self.microbatch(0))
+
+    def sums_shapes(self) -> Tree:
+        """Returns the shapes of what the losses return besides the objective."""
+        x, part = self.input_shape(), self.microbatch(0)
+        return jax.eval_shape(
+            lambda: self.parts.losses(self.outer, self.region.zeros(x), part)[1]
         )
-        return x, sums
 
     def embed(self, microbatch: jax.Array) -> jax.Array:
         """Returns the input of the first layer, of use on the first stage alone."""
-        x, _ = self.shapes()
+        x = self.input_shape()
         return self.region.cond(
             self._takes_part(self.is_first, microbatch),
             lambda: self.parts.embed(self.outer, self.microbatch(microbatch)),
@@ -71,6 +73,25 @@ class Ends:
 
         is_busy = self._takes_part(self.is_last, microbatch)
         return self.region.cond(is_busy, run, lambda: sums)
+
+    def outputs(
+        self, head: Head, buffers: Tree, y: jax.Array, microbatch: jax.Array
+    ) -> Tree:
+        """Stores what ``head`` makes of the last stage's ``y``, by microbatch."""
+
+        def run() -> Tree:
+            part = self.microbatch(microbatch)
+            found = self.region.varying(head(self.outer, self._shared(y), part))
+            return jax.tree.map(
+                lambda buffer, value: slots.put(
+                    buffer, jnp.where(self.is_last, value, 0), microbatch
+                ),
+                buffers,
+                found,
+            )
+
+        is_busy = self._takes_part(self.is_last, microbatch)
+        return self.region.cond(is_busy, run, lambda: buffers)
 
     def head(
         self, gradients: Tree, sums: Tree, y: jax.Array, microbatch: jax.Array
@@ -126,9 +147,13 @@ class Ends:
         return microbatch >= 0 if self.is_shared else is_end & (microbatch >= 0)
 
     def _losses(self, outer: Tree, y: jax.Array, part: Tree) -> tuple[jax.Array, Tree]:
-        if self.is_shared:
-            y = self.region.psum(jnp.where(self.is_last, y, 0), "stage")
-        return self.region.varying(self.parts.losses(outer, y, part))
+        return self.region.varying(self.parts.losses(outer, self._shared(y), part))
+
+    def _shared(self, y: jax.Array) -> jax.Array:
+        """The last stage's ``y``, on all stages if they work together."""
+        if not self.is_shared:
+            return y
+        return self.region.psum(jnp.where(self.is_last, y, 0), "stage")
 
     def _add_on_last(self, total: Tree, found: Tree) -> Tree:
         return jax.tree.map(

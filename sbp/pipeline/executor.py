@@ -6,6 +6,8 @@ forward and cotangents backward around the ring of stages. Idle slots are skippe
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +18,7 @@ from sbp.pipeline import slots
 from sbp.pipeline.ends import Ends
 from sbp.pipeline.layers import Stack
 from sbp.pipeline.lifetimes import BACKWARD_KINDS
-from sbp.pipeline.parts import Parts, Tree
+from sbp.pipeline.parts import Head, Parts, Tree
 from sbp.pipeline.region import ManualRegion
 from sbp.pipeline.schedule import Kind
 from sbp.pipeline.tables import StageRows, Tables, TickRows
@@ -85,13 +87,22 @@ class Executor:
         Communication: one permutation over ``stage`` per tick, and what the parts do.
         """
         run = self._run(self.forward_tables, parts, blocks, outer, microbatches)
-        x, sums = run.ends.shapes()
-        start = (
-            run.empty(x, self.forward_tables.num_activation_slots),
-            jax.tree.map(self.region.zeros, sums),
-        )
-        (_, total), _ = jax.lax.scan(run.forward_tick, start, run.rows())
-        return total
+        start = jax.tree.map(self.region.zeros, run.ends.sums_shapes())
+        return run.forward_alone(run.ends.losses, start)
+
+    def outputs(
+        self, parts: Parts, blocks: Tree, outer: Tree, microbatches: Tree, head: Head
+    ) -> Tree:
+        """See `AbstractPipeline`.
+
+        Communication: one permutation over ``stage`` per tick, and what the parts do.
+        """
+        run = self._run(self.forward_tables, parts, blocks, outer, microbatches)
+        x, part = run.ends.input_shape(), run.ends.microbatch(0)
+        shapes = jax.eval_shape(lambda: head(outer, self.region.zeros(x), part))
+        num_microbatches = jax.tree.leaves(microbatches)[0].shape[0]
+        start = jax.tree.map(lambda leaf: run.empty(leaf, num_microbatches), shapes)
+        return run.forward_alone(functools.partial(run.ends.outputs, head), start)
 
     def _run(
         self, tables: Tables, parts: Parts, blocks: Tree, outer: Tree, data: Tree
@@ -134,7 +145,7 @@ class _Run:
     def empty_buffers(self) -> Buffers:
         """Returns the buffers before the first tick."""
         tables, zeros = self.tables, self.region.zeros
-        x, sums = self.ends.shapes()
+        x, sums = self.ends.input_shape(), self.ends.sums_shapes()
         piece, context = self.piece(0), self.context(0)
         saved = piece.saved_shapes(x, context)
         has_aside = tables.num_aside_slots > 0
@@ -180,25 +191,37 @@ class _Run:
             sums=sums,
         ), None
 
-    def forward_tick(self, carry: tuple, rows: tuple) -> tuple[tuple, None]:
-        """Runs one row of tables that have forward tasks alone."""
-        activations, sums = carry
-        row, together = rows
-        embedded = self.ends.embed(together.embedding_microbatch)
+    def forward_alone(self, collect: Callable[..., Tree], total: Tree) -> Tree:
+        """Runs tables that have forward tasks alone.
 
-        def run() -> jax.Array:
-            received = slots.read(activations, row.forward_read)
-            x = jnp.where(row.forward_read < 0, embedded, received)
-            context = self.context(row.forward_microbatch)
-            return self.piece(row.forward_chunk).run(x, context)
+        Args:
+            collect: ``collect(total, y, microbatch)``, for what leaves the last piece.
+            total: Before the first tick.
+        """
 
-        y = self.region.cond(
-            row.forward_microbatch >= 0, run, lambda: jnp.zeros_like(embedded)
+        def tick(carry: tuple, rows: tuple) -> tuple[tuple, None]:
+            activations, total = carry
+            row, together = rows
+            embedded = self.ends.embed(together.embedding_microbatch)
+
+            def run() -> jax.Array:
+                received = slots.read(activations, row.forward_read)
+                x = jnp.where(row.forward_read < 0, embedded, received)
+                context = self.context(row.forward_microbatch)
+                return self.piece(row.forward_chunk).run(x, context)
+
+            y = self.region.cond(
+                row.forward_microbatch >= 0, run, lambda: jnp.zeros_like(embedded)
+            )
+            total = collect(total, y, together.head_microbatch)
+            arrived = self.send(y, 1)
+            activations = slots.put_if(activations, arrived, row.activation_store)
+            return (activations, total), None
+
+        activations = self.empty(
+            self.ends.input_shape(), self.tables.num_activation_slots
         )
-        sums = self.ends.losses(sums, y, together.head_microbatch)
-        arrived = self.send(y, 1)
-        activations = slots.put_if(activations, arrived, row.activation_store)
-        return (activations, sums), None
+        return jax.lax.scan(tick, (activations, total), self.rows())[0][1]
 
     def forward(
         self, buffers: Buffers, row: StageRows, together: TickRows

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import jax
 
 Tree = Any
+Head = Callable[[Tree, jax.Array, Tree], Tree]
+"""``head(outer, x, microbatch)``: anything of the output of the last layer."""
 Block = Callable[[Tree, jax.Array, Tree, jax.Array], jax.Array]
 """``block(weights, x, context, layer)``: the layer of that index in the whole model."""
 
@@ -53,4 +55,13 @@ class AbstractPipeline(Protocol):
         self, parts: Parts, blocks: Tree, outer: Tree, microbatches: Tree
     ) -> Tree:
         """Returns the first of these alone, without a backward pass."""
+        ...
+
+    def outputs(
+        self, parts: Parts, blocks: Tree, outer: Tree, microbatches: Tree, head: Head
+    ) -> Tree:
+        """Returns what ``head`` makes of each microbatch, a new dim in front.
+
+        It comes from the last stage alone, and is 0 elsewhere.
+        """
         ...

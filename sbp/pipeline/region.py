@@ -67,6 +67,12 @@ class ManualRegion:
         axes = tuple(name for name in axis_names if name in self.manual)
         return jax.lax.pmax(tree, axes) if axes else tree
 
+    def all_gather(self, x: jax.Array, axis_name: str, *, dim: int) -> jax.Array:
+        """Returns the ranks' values along an axis, one after another along ``dim``."""
+        if axis_name not in self.manual:
+            return x
+        return jax.lax.all_gather(x, axis_name, axis=dim, tiled=True)
+
     def varying(self, tree: Any) -> Any:
         """Marks values as this rank's own, so that gradients of them stay local."""
 

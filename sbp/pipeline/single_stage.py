@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from sbp.pipeline.layers import Stack
-from sbp.pipeline.parts import Parts, Tree
+from sbp.pipeline.parts import Head, Parts, Tree
 from sbp.pipeline.region import ManualRegion
 
 
@@ -80,10 +80,24 @@ class SingleStage:
         start = jax.tree.map(self.region.zeros, shapes)
         return jax.lax.scan(step, start, microbatches)[0]
 
+    def outputs(
+        self, parts: Parts, blocks: Tree, outer: Tree, microbatches: Tree, head: Head
+    ) -> Tree:
+        """See `AbstractPipeline`. Communication: what the parts do."""
+
+        def run(microbatch: Tree) -> Tree:
+            x = self._encode(parts, blocks, outer, microbatch)
+            return self.region.varying(head(outer, x, microbatch))
+
+        return jax.lax.map(run, microbatches)
+
     def _losses(self, parts: Parts, blocks: Tree, outer: Tree, microbatch: Tree) -> Any:
+        x = self._encode(parts, blocks, outer, microbatch)
+        return self.region.varying(parts.losses(outer, x, microbatch)[1])
+
+    def _encode(self, parts: Parts, blocks: Tree, outer: Tree, microbatch: Tree) -> Any:
         x = parts.embed(outer, microbatch)
-        y = self._stack(parts, blocks).run(x, parts.context(microbatch))
-        return self.region.varying(parts.losses(outer, y, microbatch)[1])
+        return self._stack(parts, blocks).run(x, parts.context(microbatch))
 
     def _sums_shapes(self, parts: Parts, *arguments: Tree) -> Tree:
         return jax.eval_shape(lambda: self._losses(parts, *arguments))

@@ -1,5 +1,7 @@
 """Every schedule gives the gradients of one device."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from sbp import pipeline
@@ -77,6 +79,26 @@ def test_losses_without_backward_pass_are_those_of_one_device(name):
     arguments = toy.make(*sizes)
     expected, _, _ = toy.gradients_of_one_device(*arguments)
     toy.assert_close(pipelined.losses(*arguments), expected)
+
+
+def head(outer, x, microbatch):
+    scores = x @ outer["table"].T
+    return {"scores": scores, "best": scores.argmax(-1), "mask": microbatch["mask"]}
+
+
+@pytest.mark.parametrize("name", ["1f1b_head_on_last_stage", "interleaved_uneven"])
+def test_outputs_are_those_of_one_device_by_microbatch(name):
+    pipelined = CASES[name]
+    sizes = pipelined.assignment.num_layers, pipelined.schedule.num_microbatches
+    blocks, outer, microbatches = toy.make(*sizes)
+    found = pipelined.outputs(blocks, outer, microbatches, head)
+    expected = jax.vmap(
+        lambda part: head(outer, toy.encode(blocks, outer, part), part)
+    )(microbatches)
+    toy.assert_close(found["scores"], expected["scores"])
+    assert found["best"].dtype == expected["best"].dtype
+    assert jnp.array_equal(found["best"], expected["best"])
+    assert jnp.array_equal(found["mask"], microbatches["mask"])
 
 
 def lower(pipelined, microbatch_size=2):

@@ -1,5 +1,7 @@
 """The pipeline of one stage gives the gradients of the plain model."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -29,9 +31,20 @@ def test_gradients_are_those_of_the_plain_model(num_data):
         losses = pipeline.losses(toy.PARTS, blocks, outer, microbatches)
         return region.psum((found, losses), "data")
 
-    program = region.run(run, in_specs=(P(), P(), P("data")), out_specs=P())
+    def encode(blocks, outer, microbatches):
+        blocks, outer = region.varying((blocks, outer))
+        return pipeline.outputs(
+            toy.PARTS, blocks, outer, microbatches, lambda outer, x, microbatch: x
+        )
+
+    in_specs = (P(), P(), P("data"))
+    program = region.run(run, in_specs=in_specs, out_specs=P())
     found, losses = jax.jit(program)(blocks, outer, microbatches)
+    program = region.run(encode, in_specs=in_specs, out_specs=P("data"))
+    outputs = jax.jit(program)(blocks, outer, microbatches)
 
     expected = toy.gradients_of_one_device(blocks, outer, microbatches)
     toy.assert_close(found, expected)
     toy.assert_close(losses, expected[0])
+    encode_one = functools.partial(toy.encode, blocks, outer)
+    toy.assert_close(outputs, jax.vmap(encode_one)(microbatches))

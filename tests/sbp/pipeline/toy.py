@@ -58,23 +58,24 @@ def make(num_layers, num_microbatches, microbatch_size=2):
     return blocks, outer, microbatches
 
 
+def encode(blocks, outer, part):
+    """The output of the last layer for a microbatch."""
+
+    def step(x, layer):
+        weights = jax.tree.map(lambda leaf: leaf[layer], blocks)
+        return block(weights, x, part["mask"], layer), None
+
+    layers = jnp.arange(len(blocks["up"]))
+    return jax.lax.scan(step, PARTS.embed(outer, part), layers)[0]
+
+
 @jax.jit
 def gradients_of_one_device(blocks, outer, microbatches):
     """Sums over microbatches of errors and of the gradients of blocks and outer."""
 
     def objective(params):
-        blocks, outer = params
-
-        def run(part):
-            def step(x, layer):
-                weights = jax.tree.map(lambda leaf: leaf[layer], blocks)
-                return block(weights, x, part["mask"], layer), None
-
-            layers = jnp.arange(len(blocks["up"]))
-            x, _ = jax.lax.scan(step, PARTS.embed(outer, part), layers)
-            return losses(outer, x, part)
-
-        return jax.tree.map(lambda leaf: leaf.sum(0), jax.vmap(run)(microbatches))
+        found = jax.vmap(lambda part: losses(params[1], encode(*params, part), part))
+        return jax.tree.map(lambda leaf: leaf.sum(0), found(microbatches))
 
     (_, sums), grads = jax.value_and_grad(objective, has_aux=True)((blocks, outer))
     return sums, *grads
@@ -162,6 +163,17 @@ class Pipelined:
             blocks, outer = region.varying((blocks, outer))
             sums = executor.losses(PARTS, blocks, outer, microbatches)
             return region.psum(sums, "stage")
+
+        program = self._program(run, out_specs=P())
+        return program(self.arrange(blocks), outer, microbatches)
+
+    def outputs(self, blocks, outer, microbatches, head):
+        region, executor = self.region, self.executor
+
+        def run(blocks, outer, microbatches):
+            blocks, outer = region.varying((blocks, outer))
+            found = executor.outputs(PARTS, blocks, outer, microbatches, head)
+            return region.psum(found, "stage")
 
         program = self._program(run, out_specs=P())
         return program(self.arrange(blocks), outer, microbatches)
