@@ -8,7 +8,7 @@ from tests import hlo
 from tests.launch.cases import Case, compile_step
 from tests.launch.test_equivalence import SOME
 
-CUT_EVERY_WAY, ZERO_BUBBLE, _, ENDS_APART, _ = SOME
+CUT_EVERY_WAY, ZERO_BUBBLE, ENDS_APART, _ = SOME
 
 
 def collectives_of(case):

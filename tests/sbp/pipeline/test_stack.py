@@ -65,9 +65,10 @@ def test_gradients_are_those_of_the_layers_one_after_another(wrap):
     x_BD = jnp.linspace(-1, 1, B * D, dtype=jnp.bfloat16).reshape(B, D)
     shapes = stack.saved_shapes(x_BD, mask_B)
     saved = [jnp.zeros((1, 2, *leaf.shape), leaf.dtype) for leaf in shapes]
-    y_BD, saved = stack.forward(x_BD, mask_B, saved, 0)
+    y_BD, saved = jax.jit(stack.forward)(x_BD, mask_B, saved, 0)
     sums = jax.tree.map(jnp.ones_like, WEIGHTS)
-    grad_x, grads = stack.backward(jnp.ones_like(y_BD), mask_B, saved, 0, sums)
+    backward = jax.jit(stack.backward)
+    grad_x, grads = backward(jnp.ones_like(y_BD), mask_B, saved, 0, sums)
 
     def run(weights, x_BD):
         for layer in range(2):
