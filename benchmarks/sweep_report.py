@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 Record = Mapping[str, Any]
 
@@ -153,6 +154,10 @@ def _draw_scaling(
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(numbers, [str(n) for n in numbers])
+    axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
     axes.set_xlabel("devices", color=TEXT_COLOR)
     axes.set_ylabel("samples/s", color=TEXT_COLOR)
     axes.legend(fontsize=8, labelcolor=TEXT_COLOR, edgecolor="white")
