@@ -18,6 +18,7 @@ from flax import nnx
 
 from benchmarks import harness
 from models import layers
+from models.block import Block
 from models.sharding import BLOCK, match_rows
 from sbp import boxing
 from sbp.deduction.local import ADD_UP
@@ -68,9 +69,7 @@ def stack(
     num_layers: int,
 ) -> tuple[Callable[..., jax.Array], list[jax.ShapeDtypeStruct], list[Signature]]:
     """Returns blocks as a function of leaves, the leaves' shapes and signatures."""
-    graph, state = nnx.split(
-        nnx.eval_shape(lambda: layers.Block(CONFIG, rngs=nnx.Rngs(0)))
-    )
+    graph, state = nnx.split(nnx.eval_shape(lambda: Block(CONFIG, rngs=nnx.Rngs(0))))
     paths, params = zip(*nnx.to_flat_state(state), strict=True)
     shapes = [param.get_value() for param in params]
     names = ["blocks/0/" + "/".join(map(str, path)) for path in paths]

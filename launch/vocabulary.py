@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.layers import Vocabulary, vocabulary_logits
+from models.vocabulary import Vocabulary, vocabulary_logits
 from sbp.pipeline.region import ManualRegion
 
 

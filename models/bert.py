@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models import layers, packing
+from models import block, layers, packing, vocabulary
 from models.losses import cross_entropy
 from models.rules import at_least
 
@@ -62,7 +62,7 @@ class Embeddings(nnx.Module):
         self.config = config
         init = layers.normal(config.init_scale)
         dim, dtype = config.model_dim, config.param_dtype
-        self.token = layers.Vocabulary(
+        self.token = vocabulary.Vocabulary(
             config.vocab_size, config.padded_vocab_size, config, rngs=rngs
         )
         self.position = nnx.Param(init(rngs.params(), (config.max_len, dim), dtype))
@@ -113,7 +113,7 @@ class Bert(nnx.Module):
         self.config = config
         self.embeddings = Embeddings(config, rngs=rngs)
         self.blocks = nnx.List(
-            [layers.Block(config, rngs=rngs) for _ in range(config.num_layers)]
+            [block.Block(config, rngs=rngs) for _ in range(config.num_layers)]
         )
         if config.norm_position == "pre":
             self.final_norm = layers.layer_norm(config, rngs=rngs)
@@ -137,7 +137,7 @@ class Bert(nnx.Module):
         """Returns the output of the last block, ``(B, L, D)``, on one device."""
         x_BLD = self.embed(batch, layers.fold_keys(keys_B, 0))
         mask = self.attention_mask(batch)
-        return layers.run_blocks(self.blocks, x_BLD, mask, keys_B)
+        return block.run_blocks(self.blocks, x_BLD, mask, keys_B)
 
     def pool(self, x_BLD: jax.Array) -> jax.Array:
         """Returns the pooled first position, ``(B, D)``."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models import layers, packing
+from models import block, layers, packing, vocabulary
 from models.rules import at_least, one_of
 
 Batch = dict[str, jax.Array]
@@ -68,14 +68,14 @@ class Gpt2(nnx.Module):
 
     def __init__(self, config: Gpt2Config, *, rngs: nnx.Rngs):
         self.config = config
-        self.token = layers.Vocabulary(
+        self.token = vocabulary.Vocabulary(
             config.vocab_size, config.padded_vocab_size, config, rngs=rngs
         )
         shape = (config.max_len, config.model_dim)
         init = layers.normal(config.init_scale)
         self.position = nnx.Param(init(rngs.params(), shape, config.param_dtype))
         self.blocks = nnx.List(
-            [layers.Block(config, rngs=rngs) for _ in range(config.num_layers)]
+            [block.Block(config, rngs=rngs) for _ in range(config.num_layers)]
         )
         self.final_norm = layers.layer_norm(config, rngs=rngs)
 
@@ -99,7 +99,7 @@ class Gpt2(nnx.Module):
         """Returns the output of the last block, ``(B, L, D)``, on one device."""
         x_BLD = self.embed(batch, layers.fold_keys(keys_B, 0))
         mask = self.attention_mask(batch)
-        return layers.run_blocks(self.blocks, x_BLD, mask, keys_B)
+        return block.run_blocks(self.blocks, x_BLD, mask, keys_B)
 
     def logits(self, x_BLD: jax.Array) -> jax.Array:
         """Returns the score of every next token, float32 ``(B, L, V)``."""

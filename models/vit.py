@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models import layers
+from models import block, layers
 from models.losses import soft_cross_entropy
 from models.rules import at_least, one_of
 
@@ -127,7 +127,7 @@ class Vit(nnx.Module):
         self.config = config
         self.patches = PatchEmbedding(config, rngs=rngs)
         self.blocks = nnx.List(
-            [layers.Block(config, rngs=rngs) for _ in range(config.num_layers)]
+            [block.Block(config, rngs=rngs) for _ in range(config.num_layers)]
         )
         self.final_norm = layers.layer_norm(config, rngs=rngs)
         self.classifier = layers.linear(config, config.num_classes, rngs=rngs)
@@ -144,7 +144,7 @@ class Vit(nnx.Module):
     def encode(self, batch: Batch, keys_B: jax.Array | None = None) -> jax.Array:
         """Returns the output of the last block, ``(B, L, D)``, on one device."""
         x_BLD = self.embed(batch, layers.fold_keys(keys_B, 0))
-        return layers.run_blocks(self.blocks, x_BLD, None, keys_B)
+        return block.run_blocks(self.blocks, x_BLD, None, keys_B)
 
     def logits(self, x_BLD: jax.Array) -> jax.Array:
         """Returns the score of every class, float32 ``(B, classes)``."""

@@ -27,6 +27,7 @@ from flax import nnx
 
 import sbp
 from models import layers
+from models.block import Block
 from models.sharding import BLOCK, match_rows
 from sbp import split
 from sbp.spec import to_sharding
@@ -36,13 +37,13 @@ placement = sbp.placement("cpu", [[0, 1], [2, 3]], axis_names=("data", "tensor")
 # %% [markdown]
 # ## A block, as written for one device
 #
-# `models.layers.Block` is plain Flax: attention and an MLP, each with its residual sum
+# `models.block.Block` is plain Flax: attention and an MLP, each with its residual sum
 # and norm. Here it has the sizes of BERT-large. `eval_shape` makes the shapes of its
 # parameters without the parameters, and `block` is a function of them.
 
 # %%
 config = layers.BlockConfig(num_heads=16, model_dim=1024, mlp_dim=4096)
-graph, state = nnx.split(nnx.eval_shape(lambda: layers.Block(config, rngs=nnx.Rngs(0))))
+graph, state = nnx.split(nnx.eval_shape(lambda: Block(config, rngs=nnx.Rngs(0))))
 shapes = {path: param.get_value() for path, param in nnx.to_flat_state(state)}
 
 
@@ -180,7 +181,7 @@ for num_samples in (2, 8, 32):
 
 # %%
 small = layers.BlockConfig(num_heads=4, model_dim=64, mlp_dim=256)
-graph, state = nnx.split(layers.Block(small, rngs=nnx.Rngs(0)))
+graph, state = nnx.split(Block(small, rngs=nnx.Rngs(0)))
 params = {path: param[...] for path, param in nnx.to_flat_state(state)}
 placed = {
     path: sbp.to_global(value, placement, table[path]) for path, value in params.items()

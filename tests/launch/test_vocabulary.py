@@ -11,7 +11,8 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from launch.vocabulary import StageVocabulary, over_stages
-from models.layers import BlockConfig, Vocabulary
+from models.layers import BlockConfig
+from models.vocabulary import Vocabulary
 from sbp.pipeline.region import ManualRegion
 
 SIZE, PADDED_SIZE, B, N, D = 13, 16, 2, 3, 4

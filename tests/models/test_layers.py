@@ -7,7 +7,10 @@ import pytest
 from flax import nnx
 
 from models import layers
+from models.attention import Attention
+from models.block import Block
 from models.layers import BlockConfig
+from models.vocabulary import Vocabulary
 
 CONFIG = BlockConfig(model_dim=8, num_heads=2, mlp_dim=16, num_layers=3)
 
@@ -62,7 +65,7 @@ def test_share_of_dropped_samples_grows_linearly_with_the_layer(keys):
     assert [layers.depth_rate(config, layer) for layer in range(3)] == pytest.approx(
         [0, 0.4995, 0.999]
     )
-    block = create(layers.Block, config)
+    block = create(Block, config)
     x = jax.random.normal(jax.random.key(1), (64, 4, 8))
     run = jax.jit(lambda keys, layer: block(x, None, keys, layer))
     np.testing.assert_allclose(run(keys, 0), run(None, 0), atol=1e-6)
@@ -73,7 +76,7 @@ def test_share_of_dropped_samples_grows_linearly_with_the_layer(keys):
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
 def test_block_norms_before_each_half_or_after_each_sum(norm_position):
     config = dataclasses.replace(CONFIG, norm_position=norm_position)
-    block = create(layers.Block, config)
+    block = create(Block, config)
     x = jax.random.normal(jax.random.key(1), (2, 4, 8))
 
     def expected(x):
@@ -90,7 +93,7 @@ def test_block_norms_before_each_half_or_after_each_sum(norm_position):
 def test_maps_into_the_residual_stream_of_a_pre_norm_model_start_smaller():
     def scale_of(norm_position):
         config = BlockConfig(norm_position=norm_position, num_layers=8)
-        block = create(layers.Block, config)
+        block = create(Block, config)
         return np.std(block.mlp.down.kernel), np.std(block.attention.out.kernel)
 
     assert scale_of("post") == pytest.approx([0.02, 0.02], rel=0.05)
@@ -98,7 +101,7 @@ def test_maps_into_the_residual_stream_of_a_pre_norm_model_start_smaller():
 
 
 def test_attention_is_the_weighted_mean_of_what_the_mask_shows():
-    attention = create(layers.Attention, CONFIG, out_scale=0.5)
+    attention = create(Attention, CONFIG, out_scale=0.5)
     x = jax.random.normal(jax.random.key(1), (2, 4, 8))
     mask = jax.random.bernoulli(jax.random.key(2), 0.5, (2, 1, 4, 4))
     mask |= jnp.eye(4, dtype=bool)[None, None]
@@ -122,8 +125,8 @@ def test_attention_is_the_weighted_mean_of_what_the_mask_shows():
 
 def test_block_of_bfloat16_stays_near_the_one_of_float32():
     x = jax.random.normal(jax.random.key(1), (2, 4, 8))
-    block = create(layers.Block, CONFIG)
-    low = create(layers.Block, dataclasses.replace(CONFIG, dtype="bfloat16"))
+    block = create(Block, CONFIG)
+    low = create(Block, dataclasses.replace(CONFIG, dtype="bfloat16"))
     exact, y = jax.jit(
         lambda x: (block(x, None, None, 0), low(x.astype(jnp.bfloat16), None, None, 0))
     )(x)
@@ -133,7 +136,7 @@ def test_block_of_bfloat16_stays_near_the_one_of_float32():
 
 
 def test_rows_of_the_vocabulary_past_its_tokens_take_no_probability():
-    vocabulary = create(layers.Vocabulary, 5, 8, CONFIG)
+    vocabulary = create(Vocabulary, 5, 8, CONFIG)
     h_BND = jax.random.normal(jax.random.key(1), (1, 2, 8))
     bias_V = jnp.full(8, 100.0)
     logits = vocabulary.logits(h_BND, bias_V)

@@ -7,7 +7,8 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models import layers, stacked
+from models import stacked
+from models.block import Block
 from models.layers import BlockConfig
 from tests.models import cases
 from tests.models.cases import FAMILIES, LAYOUT_TOLERANCE, assert_close
@@ -20,7 +21,7 @@ class Chain(nnx.Module):
 
     def __init__(self, widths, *, rngs):
         self.blocks = nnx.List(
-            [layers.Block(BlockConfig(mlp_dim=width), rngs=rngs) for width in widths]
+            [Block(BlockConfig(mlp_dim=width), rngs=rngs) for width in widths]
         )
 
 

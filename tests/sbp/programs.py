@@ -10,6 +10,7 @@ from sharded import place
 
 import sbp
 from models import bert, layers, sharding
+from models.block import Block
 from sbp.spec import signature_by_axis
 
 COLLECTIVE = re.compile(
@@ -43,7 +44,7 @@ def block(norm_position="post"):
         norm_position=norm_position,
         init_scale=0.2,
     )
-    graph, state = nnx.split(layers.Block(config, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(Block(config, rngs=nnx.Rngs(0)))
     params = {
         "/".join(map(str, path)): np.asarray(param[...])
         for path, param in nnx.to_flat_state(state)
