@@ -138,7 +138,7 @@ def report(
         "layout": config.dist.layout,
         "num_microbatches": config.train.num_microbatches,
         "global_batch_size": config.train.global_batch_size,
-        "remat": config.train.remat,
+        "remat": config.root.remat,
         **timings[SINGLE].to_json("single_stage_step"),
         "schedules": results,
     }

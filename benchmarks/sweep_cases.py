@@ -79,7 +79,7 @@ class Case:
             "dist.data_parallel_size": sizes["data"],
             "dist.tensor_parallel_size": sizes["tensor"],
             "dist.pipeline_parallel_size": sizes["stage"],
-            "train.remat": "full" if found["recompute"] else "none",
+            "remat": "full" if found["recompute"] else "none",
             "train.global_batch_size": sizes["batch"],
             "train.num_microbatches": sizes["batch"]
             // (sizes["microbatch"] * sizes["data"]),

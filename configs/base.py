@@ -14,6 +14,7 @@ def get_config() -> ml_collections.ConfigDict:
     """Returns the defaults: the smallest BERT on the embedded corpus."""
     return ml_collections.ConfigDict(
         {
+            "remat": "none",  # or "selective", "full": computed again backward
             "model": {"name": "bert", **dataclasses.asdict(bert.SIZES["tiny"])},
             "data": {
                 "files": (),  # text or JSON lines; none: Python's own documentation
@@ -61,7 +62,6 @@ def get_config() -> ml_collections.ConfigDict:
                 "num_microbatches": 1,  # of each data-parallel rank
                 "seed": 1234,
                 "log_every": 20,
-                "remat": "none",  # or "selective", "full": computed again backward
             },
             "dist": {
                 "data_parallel_size": None,  # None: the devices that are left over

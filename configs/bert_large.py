@@ -31,8 +31,8 @@ def get_config() -> ml_collections.ConfigDict:
         global_batch_size=256,
         num_microbatches=4,
         log_every=100,
-        remat="selective",
     )
     config.eval.update(every_steps=10_000, num_batches=100)
     config.checkpoint.update(every_steps=10_000, keep=3)
+    config.remat = "selective"
     return config

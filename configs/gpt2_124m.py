@@ -37,8 +37,8 @@ def get_config() -> ml_collections.ConfigDict:
         global_batch_size=512,
         num_microbatches=8,
         log_every=100,
-        remat="selective",
     )
     config.eval.update(every_steps=1000, num_batches=20)
     config.checkpoint.update(every_steps=1000, keep=3)
+    config.remat = "selective"
     return config

@@ -28,8 +28,8 @@ def get_config() -> ml_collections.ConfigDict:
         num_steps=62_600,
         global_batch_size=4096,
         num_microbatches=8,
-        remat="selective",
     )
     config.eval.update(every_steps=3130)
     config.checkpoint.update(every_steps=3130)
+    config.remat = "selective"
     return config

@@ -111,12 +111,11 @@ class Job:
 
         Those of ``dist`` are left out: the layout makes no difference.
         """
-        saved, now = extra["config"], resolve.to_values(self.config)
+        saved = resolve.by_path(extra["config"])
         return [
-            f"{section}.{field}: {saved[section].get(field)} -> {value}"
-            for section, fields in now.items()
-            for field, value in fields.items()
-            if section != "dist" and saved[section].get(field) != value
+            f"{path}: {saved.get(path)} -> {value}"
+            for path, value in resolve.by_path(resolve.to_values(self.config)).items()
+            if not path.startswith("dist.") and saved.get(path) != value
         ]
 
     def to_device(self, batch: dict[str, np.ndarray]) -> Batch:
@@ -209,7 +208,7 @@ def build_steps(
         shardings=state.state_shardings(model, rule, specs=specs, mesh=mesh),
         num_microbatches=config.train.num_microbatches,
         seed=config.train.seed if config.model.is_random else None,
-        remat=config.train.remat,
+        remat=config.root.remat,
         pipeline=pipelines.build(
             dist, region, indices, num_microbatches=config.train.num_microbatches
         ),

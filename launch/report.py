@@ -15,7 +15,9 @@ from launch.run_config import RunConfig
 def describe_config(config: RunConfig) -> Iterator[str]:
     """Yields a line per section, every field resolved that means something to it."""
     used = families.FAMILIES[config.model_name].data_fields
-    for name, section in resolve.to_values(config).items():
+    values = resolve.to_values(config)
+    root = {name: values.pop(name) for name in resolve.ROOT_FIELDS}
+    for name, section in {"run": root, **values}.items():
         fields = (
             f"{field}={value}"
             for field, value in section.items()

@@ -6,18 +6,16 @@ Nothing is clamped or rewritten: a value is what the user wrote, or an error.
 
 import ast
 import dataclasses
-import difflib
 import pathlib
 import runpy
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
-from launch import families, pipelines, run_config
-from launch.run_config import RunConfig
+from launch import families, pipelines, run_config, typed_fields
+from launch.run_config import RootConfig, RunConfig
 from models import MODELS
 
 SECTIONS: Mapping[str, type] = {
@@ -28,7 +26,9 @@ SECTIONS: Mapping[str, type] = {
     "eval": run_config.EvalConfig,
     "checkpoint": run_config.CheckpointConfig,
 }
-Values = dict[str, dict[str, Any]]
+ROOT_FIELDS = tuple(field.name for field in dataclasses.fields(RootConfig))
+KNOWN = ("model", *SECTIONS, *ROOT_FIELDS)
+Values = dict[str, Any]
 # What a mistake in a config file ends with. For a mistyped field of a ConfigDict it is
 # an AttributeError, whose message suggests another.
 FAULTS_OF_A_FILE = (
@@ -71,7 +71,7 @@ class DeviceCount:
 
 
 def load(path: str) -> Values:
-    """Returns the sections of a config file, each a dict of fields.
+    """Returns the fields of a config file: sections are dicts of them.
 
     Args:
         path: A Python file with ``get_config()``, or a ``config.yaml`` that a run has
@@ -100,7 +100,7 @@ def load(path: str) -> Values:
             [f"--config={path}: {type(error).__name__}: {message}"]
         ) from error
     if not isinstance(values, dict) or not all(
-        isinstance(section, dict) for section in values.values()
+        isinstance(value, dict) or name in ROOT_FIELDS for name, value in values.items()
     ):
         raise ConfigError([f"--config={path}: it is not a mapping of sections."])
     return values
@@ -112,8 +112,8 @@ def resolve(
     """Returns the run config, with every field set that the run derives.
 
     Args:
-        values: Sections as `load` gives them; a section or field that is missing has
-            its default.
+        values: As `load` gives them; a section or field that is missing has its
+            default.
         overrides: Texts by dotted field, such as ``{"dist.data_parallel_size": "2"}``.
         devices: What the run may use.
 
@@ -121,15 +121,15 @@ def resolve(
         ConfigError: With every rule that is broken.
     """
     problems: list[str] = []
-    values = {name: dict(section) for name, section in values.items()}
-    problems += _unknown("section", values, ["model", *SECTIONS])
+    values = _by_section(values)
+    problems += typed_fields.unknown("section", filter(None, values), KNOWN)
     model_values = values.get("model", {})
     name = overrides.get("model.name", model_values.pop("name", None))
     if name not in MODELS:
         known = ", ".join(map(repr, MODELS))
         raise ConfigError([*problems, f"model.name={name!r} is not one of {known}."])
 
-    types_of = {"model": MODELS[name].config, **SECTIONS}
+    types_of = {"": RootConfig, "model": MODELS[name].config, **SECTIONS}
     overrides = {k: v for k, v in overrides.items() if k != "model.name"}
     problems += _apply_overrides(values, overrides, types_of)
     sections = {}
@@ -137,11 +137,12 @@ def resolve(
         given = values.get(section, {})
         if section == "dist":
             given = _derive_data_parallel_size(given, devices)
-        found, section_problems = _build(config_type, given)
-        problems += [f"{section}.{problem}" for problem in section_problems]
+        found, section_problems = typed_fields.build(config_type, given)
         if not section_problems:
-            problems += [f"{section}.{rule}" for rule in found.broken_rules()]
-        sections[section] = found
+            section_problems = list(found.broken_rules())
+        prefix = f"{section}." if section else ""
+        problems += [f"{prefix}{problem}" for problem in section_problems]
+        sections[section or "root"] = found
     if problems:
         raise ConfigError(problems)
 
@@ -177,22 +178,31 @@ def shorten(config: RunConfig) -> RunConfig:
 
 
 def to_values(config: RunConfig) -> Values:
-    """Returns the sections as plain dicts, such as YAML and JSON can hold."""
-    sections = {
-        "model": {"name": config.model_name, **dataclasses.asdict(config.model)},
-        "data": dataclasses.asdict(config.data),
-        "optim": dataclasses.asdict(config.optim),
-        "train": dataclasses.asdict(config.train),
-        "dist": dataclasses.asdict(config.dist),
-        "eval": dataclasses.asdict(config.eval),
-        "checkpoint": dataclasses.asdict(config.checkpoint),
+    """Returns the fields as plain dicts, such as YAML and JSON can hold."""
+    sections = {name: dataclasses.asdict(getattr(config, name)) for name in SECTIONS}
+    model = {"name": config.model_name, **dataclasses.asdict(config.model)}
+    return _plain({**dataclasses.asdict(config.root), "model": model, **sections})
+
+
+def by_path(values: Values) -> dict[str, Any]:
+    """Returns the value of each field by its dotted path."""
+    return {
+        f"{section}.{field}" if section else field: value
+        for section, fields in _by_section(values).items()
+        for field, value in fields.items()
     }
-    return _plain(sections)
 
 
 def to_yaml(config: RunConfig) -> str:
     """Returns the config as the text of a file that `load` reads back."""
     return yaml.safe_dump(to_values(config), sort_keys=False)
+
+
+def _by_section(values: Values) -> dict[str, dict[str, Any]]:
+    """Returns the fields of each section; those of none are in the section ''."""
+    root = {name: value for name, value in values.items() if name in ROOT_FIELDS}
+    sections = {name: dict(s) for name, s in values.items() if name not in ROOT_FIELDS}
+    return {"": root, **sections}
 
 
 def _derive_data_parallel_size(
@@ -233,16 +243,19 @@ def _apply_overrides(
 ) -> list[str]:
     problems = []
     for path, text in overrides.items():
-        section, dot, field = path.partition(".")
-        unknown = _unknown("section", [section], types_of)
-        if not unknown and not dot:
+        section, _, field = ("." + path if path in ROOT_FIELDS else path).partition(".")
+        known = types_of if section == "" else KNOWN
+        unknown = typed_fields.unknown("section", [section], known)
+        if not unknown and not field:
             problems.append(
                 f"{path}={text} names a section. Write --config.{path}.FIELD=VALUE."
             )
             continue
         if not unknown:
             hints = typing.get_type_hints(types_of[section])
-            unknown = _unknown("field", [field], hints, prefix=f"{section}.")
+            unknown = typed_fields.unknown(
+                "field", [field], hints, prefix=f"{section}."
+            )
         if unknown:
             problems += unknown
             continue
@@ -253,66 +266,6 @@ def _apply_overrides(
         if hints[field] == tuple[str, ...] and isinstance(value, str):
             value = tuple(value.split(","))
         values.setdefault(section, {})[field] = value
-    return problems
-
-
-def _build(config_type: Any, given: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    hints = typing.get_type_hints(config_type)
-    problems = _unknown("field", given, hints)
-    fields = {}
-    for name, value in given.items():
-        if name not in hints:
-            continue
-        try:
-            fields[name] = _convert(value, hints[name])
-        except TypeError:
-            wanted = getattr(hints[name], "__name__", str(hints[name]))
-            if isinstance(hints[name], types.GenericAlias | types.UnionType):
-                wanted = str(hints[name])
-            example = config_type.__dataclass_fields__[name].default
-            problems.append(
-                f"{name}={value!r} is not of type {wanted}. Give one like {example!r}."
-            )
-    return (None if problems else config_type(**fields)), problems
-
-
-def _convert(value: Any, wanted: Any) -> Any:
-    """Returns ``value`` as the annotated type; TypeError if that would change it."""
-    origin, args = typing.get_origin(wanted), typing.get_args(wanted)
-    if origin is types.UnionType:
-        return _convert_to_any(value, args)
-    if origin is tuple and isinstance(value, list | tuple):
-        items = [args[0]] * len(value) if args[-1] is ... else args
-        if len(items) != len(value):
-            raise TypeError
-        return tuple(_convert(v, a) for v, a in zip(value, items, strict=True))
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not wanted:
-        raise TypeError
-    return value
-
-
-def _convert_to_any(value: Any, wanted: tuple[Any, ...]) -> Any:
-    for one in wanted:
-        try:
-            return _convert(value, one)
-        except TypeError:
-            continue
-    raise TypeError
-
-
-def _unknown(kind: str, given: Any, known: Any, prefix: str = "") -> list[str]:
-    problems = []
-    for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, list(known), n=1)
-            hint = (
-                f"Did you mean {close[0]!r}?"
-                if close
-                else f"Known: {', '.join(known)}."
-            )
-            problems.append(f"{prefix}{name}: no such {kind}. {hint}")
     return problems
 
 

@@ -123,14 +123,12 @@ class TrainConfig:
     num_microbatches: int = 1
     seed: int = 1234
     log_every: int = 20
-    remat: str = "none"
 
     def broken_rules(self) -> Iterator[str]:
         """Yields one sentence per broken rule."""
         yield from at_least(
             self, num_steps=1, global_batch_size=1, num_microbatches=1, log_every=1
         )
-        yield from one_of(self, remat=tuple(REMAT))
         yield from between(self, seed=(0, 2**32 - 1))
 
 
@@ -205,16 +203,29 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RootConfig:
+    """The fields in no section; `configs.base` says what each field means."""
+
+    remat: str = "none"
+
+    def broken_rules(self) -> Iterator[str]:
+        """Yields one sentence per broken rule."""
+        yield from one_of(self, remat=tuple(REMAT))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """One run.
 
     Attributes:
         model_name: Key of `models.MODELS`.
         model: The config of that family.
+        root: The fields in no section.
     """
 
     model_name: str
     model: Any
+    root: RootConfig = RootConfig()
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()

@@ -15,6 +15,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from launch import update
 from launch.state import TrainState
 from models.remat import REMAT
 from models.stacked import Batch, Params, StackedModel
@@ -92,17 +93,10 @@ def build_train_step(config: StepConfig) -> TrainStep:
             in_specs=(config.specs, P("data"), P()),
             out_specs=(P(), config.specs),
         )(state.params, batch, state.step)
-        updates, opt_state = config.optimizer.update(
-            grads, state.opt_state, state.params
+        new, update_metrics = update.apply_gradients(
+            state, grads, config.optimizer, config.learning_rate
         )
-        params = optax.apply_updates(state.params, updates)
-        metrics |= {
-            "loss": objective(metrics),
-            "grad_norm": optax.tree.norm(grads),
-            "learning_rate": jnp.asarray(config.learning_rate(state.step)),
-        }
-        new = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
-        return new, metrics
+        return new, metrics | {"loss": objective(metrics)} | update_metrics
 
     replicated = NamedSharding(config.mesh, P())
     return jax.jit(

@@ -44,7 +44,7 @@ def test_names_say_the_fields(matrix):
     first, _, pipelined, _ = load_matrix(str(matrix))
     assert first.key == FIRST
     assert pipelined.key == PIPELINED
-    assert first.overrides["train.remat"] == "none"
+    assert first.overrides["remat"] == "none"
     assert first.overrides["model.model_dim"] == 16
     expected = {
         "model.num_layers": 2,
@@ -53,7 +53,7 @@ def test_names_say_the_fields(matrix):
         "dist.tensor_parallel_size": 1,
         "dist.pipeline_parallel_size": 2,
         "dist.pipeline_schedule": "gpipe",
-        "train.remat": "full",
+        "remat": "full",
         "train.global_batch_size": 4,
         "train.num_microbatches": 2,
     }

@@ -25,7 +25,7 @@ LAYOUT = {
     "dist.pipeline_parallel_size": 4,
     "train.num_microbatches": 16,
     "train.global_batch_size": 4 * 16 * 4,
-    "train.remat": "selective",
+    "remat": "selective",
     "model.dtype": "bfloat16",
 }
 EXPERIMENTS = {

@@ -25,7 +25,7 @@ LAYOUTS = (  # data x tensor x stage
 )
 SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "zero_bubble")
 ENDS = ("dist.pipeline_vocabulary", "first_and_last_stage")
-FULL, SELECTIVE = ("train.remat", "full"), ("train.remat", "selective")
+FULL, SELECTIVE = ("remat", "full"), ("remat", "selective")
 PRE_NORM = ("model.norm_position", "pre")
 SIXTEEN_LAYERS = ("model.num_layers", 16)  # two for each chunk of eight stages
 UNEVEN = ("dist.pipeline_stage_layers", (3, 1, 4))

@@ -159,3 +159,17 @@ def test_fast_development_run_takes_two_steps_of_a_sample_per_microbatch():
     assert short.train.global_batch_size == 8
     assert short.microbatch_size == 1
     assert not list(short.broken_rules())
+
+
+def test_field_of_no_section_is_overridden_by_its_name_alone(tmp_path):
+    config = tiny({"remat": "full"})
+
+    assert config.root.remat == "full"
+    saved = tmp_path / "config.yaml"
+    saved.write_text(resolve.to_yaml(config))
+    assert resolve.load(str(saved))["remat"] == "full"
+    assert resolve.by_path(resolve.to_values(config))["remat"] == "full"
+
+
+def test_field_of_no_section_obeys_its_rule():
+    assert "remat='all' is not one of 'none', 's" in message_of({"remat": "all"})
