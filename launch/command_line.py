@@ -15,7 +15,7 @@ class Options:
         workdir: Folder of the run.
         resume: Go on from the newest checkpoint in ``workdir``.
         eval_only: Evaluate the newest checkpoint in ``workdir``, train nothing.
-        fast_dev_run: Two small steps through everything.
+        fast_dev_run: Two small steps through everything, in a folder of their own.
         dump_hlo: Write the optimized program of the step to ``workdir``.
     """
 
@@ -31,7 +31,8 @@ class Options:
 FLAGS = {
     "--resume": "go on from the newest checkpoint in the workdir, on any layout",
     "--eval_only": "evaluate the newest checkpoint in the workdir, train nothing",
-    "--fast_dev_run": "two small steps, an evaluation, a checkpoint: to try a config",
+    "--fast_dev_run": "try a config: two small steps, an evaluation, a checkpoint, all"
+    " in a folder of the workdir that the next trial replaces",
     "--dump_hlo": "write the optimized program of the step to the workdir",
 }
 
@@ -67,7 +68,13 @@ def parse(arguments: Sequence[str]) -> Options:
         if not equals and not pending:
             parser.error(f"{argument} has no value. Write {argument}=VALUE.")
         overrides[field] = text if equals else pending.pop(0)
-    return Options(overrides=overrides, **vars(parser.parse_args(rest)))
+    options = Options(overrides=overrides, **vars(parser.parse_args(rest)))
+    if options.fast_dev_run and options.resume:
+        parser.error(
+            "--fast_dev_run starts anew, with --resume there is nothing to try. Leave"
+            " one of them out."
+        )
+    return options
 
 
 def _folder(text: str) -> str:

@@ -7,6 +7,7 @@ them. The workdir gets ``config.yaml``, ``metrics.jsonl``, TensorBoard events,
 checkpoints and, at the end, a picture of the losses.
 """
 
+import dataclasses
 import pathlib
 import sys
 import time
@@ -60,6 +61,9 @@ def run(options: command_line.Options) -> int:
     config = resolve.resolve(resolve.load(options.config), options.overrides, devices)
     if options.fast_dev_run:
         config = resolve.shorten(config)
+        if not options.eval_only:
+            trial = workdir.start_trial(options.workdir)
+            options = dataclasses.replace(options, workdir=str(trial))
     mesh = distributed.create_mesh(config.dist, devices)
     is_continued = options.resume or options.eval_only
     folder = pathlib.Path(options.workdir) / workdir.CHECKPOINTS

@@ -2,9 +2,11 @@
 
 import os
 import pathlib
+import shutil
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 
 from launch import resolve
 from launch.checkpoint import Checkpointer, CheckpointError
@@ -15,6 +17,7 @@ TOKENIZER_FILE = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
 LOSS_PLOT = "loss.png"
 HLO_FILE = "train_step.hlo.txt"
+TRIAL = "fast_dev_run"
 
 
 def check(
@@ -37,6 +40,20 @@ def check(
             f"'{directory}' already holds a run, with a checkpoint of step {latest}."
             " Add --resume to go on with it, or choose another --workdir."
         )
+
+
+def start_trial(directory: str) -> pathlib.Path:
+    """Returns the folder of a trial inside that of a run, the last trial removed.
+
+    Raises:
+        OSError: If it cannot be removed.
+    """
+    path = pathlib.Path(directory) / TRIAL
+    if jax.process_index() == 0 and path.exists():
+        shutil.rmtree(path)
+    if jax.process_count() > 1:  # none may look before it is gone
+        multihost_utils.sync_global_devices(TRIAL)
+    return path
 
 
 def prepare(directory: str, config: RunConfig, tokenizer: Any = None) -> pathlib.Path:

@@ -328,3 +328,19 @@ def test_metrics_are_lines_of_json(finished):
     lines = pathlib.Path(finished / "metrics.jsonl").read_text().splitlines()
 
     assert all(isinstance(json.loads(line)["step"], int) for line in lines)
+
+
+def test_trial_of_a_config_leaves_the_workdir_to_the_run(launch, tmp_path):
+    for _ in range(2):
+        assert launch(tmp_path, "--fast_dev_run") == 0
+
+    assert [path.name for path in tmp_path.iterdir()] == ["fast_dev_run"]
+    metrics = read_metrics(tmp_path / "fast_dev_run" / "metrics.jsonl")
+    assert [row["step"] for row in metrics if "eval_loss" not in row][-1] == 2
+
+
+def test_trial_does_not_go_on_from_a_checkpoint(launch, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        launch(tmp_path, "--fast_dev_run", "--resume")
+
+    assert "--fast_dev_run starts anew" in capsys.readouterr().err
