@@ -24,7 +24,8 @@ def paths(tree: Any) -> list[str]:
 def describe(saved: Any, wanted: Any) -> list[str]:
     """Returns a line for each path whose arrays differ in presence, shape or dtype.
 
-    The layers of a stack share a line. None at all means that the trees fit.
+    The layers of a stack share a line, and parameters come first. None at all means
+    that the trees fit.
 
     Args:
         saved: Tree of leaves with ``shape`` and ``dtype``.
@@ -38,7 +39,8 @@ def describe(saved: Any, wanted: Any) -> list[str]:
     """
     types = _types(saved), _types(wanted)
     counts: dict[str, int] = {}
-    for path in types[0] | types[1]:
+    found = types[0] | types[1]
+    for path in sorted(found, key=lambda path: not path.startswith("params/")):
         text = _difference(types[0].get(path), types[1].get(path))
         line = f"  {re.sub(r'(?<=/)[0-9]+(?=/)', '*', path)}: {text}"
         if text:

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         except OSError as error:
             parser.error(
                 f"'{output}' cannot be written: {error.strerror}. Name another file by"
-                " --output, or add --text-only."
+                " --output, or add --text_only."
             )
         console.print(f"\nwrote {output}")
 
@@ -180,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--chunks", type=int, default=1, help="pieces per stage")
     parser.add_argument(
-        "--head-delay",
+        "--head_delay",
         type=int,
         default=0,
         help="1 if all stages compute the head together, one tick before the backward",
@@ -201,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"where to write the picture ({', '.join(SUFFIXES)}); by default an SVG "
         "in this folder, named after schedule and sizes",
     )
-    picture.add_argument("--text-only", action="store_true", help="write no picture")
+    picture.add_argument("--text_only", action="store_true", help="write no picture")
     return parser
 
 

@@ -112,7 +112,7 @@ def test_command_writes_a_png_where_it_is_told(in_tmp_path, capsys):
 
 
 def test_command_writes_nothing_if_text_is_all_that_is_wanted(in_tmp_path, capsys):
-    draw.main(["--text-only", "--head-delay=1", "--costs", "1", "2", "1"])
+    draw.main(["--text_only", "--head_delay=1", "--costs", "1", "2", "1"])
     assert "15 ticks, time 44, idle 27.3%" in capsys.readouterr().out
     assert list(in_tmp_path.iterdir()) == []
 
