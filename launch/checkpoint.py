@@ -11,7 +11,6 @@ import json
 import math
 import os
 import pathlib
-import re
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +22,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from launch import checksum, quiet, tree_difference
+from launch.checkpoint_words import describe_absence, reason, shorten
 
 PyTree = Any
 
@@ -160,13 +160,21 @@ class Checkpointer:
         finally:
             self._discard_manager()
 
-    def restore(self, abstract_state: PyTree, step: int | None = None) -> PyTree:
+    def restore(
+        self,
+        abstract_state: PyTree,
+        step: int | None = None,
+        *,
+        part: str | None = None,
+    ) -> PyTree:
         """Reads a state straight onto the given layout, each device its own part.
 
         Args:
             abstract_state: `jax.ShapeDtypeStruct` with a sharding for each array. Any
                 layout will do; structure, shapes and dtypes must be those saved.
             step: Which checkpoint. None for the latest.
+            part: Field of the saved state that ``abstract_state`` describes, such as
+                ``"params"``; nothing else is read. None for the whole.
 
         Returns:
             The structure of ``abstract_state``, with arrays.
@@ -178,12 +186,13 @@ class Checkpointer:
         """
         _check_shardings(abstract_state)
         step, manager = self._find(step)
+        wanted = abstract_state if part is None else {part: abstract_state}
         with self._report_unreadable(step):
             saved = manager.item_metadata(step)["state"]
             if saved is None:
                 raise OSError("it says nothing of the arrays it holds")
-            lines = tree_difference.describe(saved.tree, abstract_state)
-            if lines:
+            tree = saved.tree if part is None else {part: saved.tree[part]}
+            if lines := tree_difference.describe(tree, wanted):
                 raise CheckpointError(
                     f"The checkpoint of step {step} in '{self.directory}' is of "
                     "another model or optimizer:\n"
@@ -191,16 +200,17 @@ class Checkpointer:
                     + "\nUse the config it was saved with, or another directory."
                 )
             sums = self._read_json(step, "checksums")
-            restore_args = ocp.checkpoint_utils.construct_restore_args(abstract_state)
-            composite = ocp.args.Composite(
-                state=ocp.args.PyTreeRestore(abstract_state, restore_args=restore_args)
+            restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
+            only = ocp.args.PyTreeRestore(
+                wanted, restore_args=restore_args, partial_restore=part is not None
             )
+            composite = ocp.args.Composite(state=only)
             state = manager.restore(step, args=composite)["state"]
             pairs = zip(tree_difference.paths(state), _checksums(state), strict=True)
             damaged = [path for path, total in pairs if sums[path] != total]
             if damaged:
-                raise OSError(f"the values of {_shorten(damaged)} changed on disk")
-        return state
+                raise OSError(f"the values of {shorten(damaged)} changed on disk")
+        return state if part is None else state[part]
 
     def read_extra(self, step: int | None = None) -> dict[str, Any]:
         """Returns what `save` was given as ``extra``.
@@ -225,7 +235,7 @@ class Checkpointer:
         manager = self._open_for_reading()
         steps = self.steps()
         if manager is None or not steps:
-            raise CheckpointError(_describe_absence(self.directory))
+            raise CheckpointError(describe_absence(self.directory))
         if step is not None and step not in steps:
             raise CheckpointError(
                 f"'{self.directory}' has no checkpoint of step {step}. "
@@ -306,7 +316,7 @@ class Checkpointer:
             latest = f"the latest is step {steps[-1]}" if steps else "there are none"
             raise CheckpointError(
                 f"Saving the checkpoint of step {step} in '{self.directory}' failed: "
-                f"{_reason(error)}.\n"
+                f"{reason(error)}.\n"
                 f"Complete checkpoints stay loadable, {latest}; what was half-written "
                 "is removed.\nMake the directory writable and free some space, or use "
                 "another one."
@@ -337,7 +347,7 @@ class Checkpointer:
             remedy = f" to resume from step {earlier[-1]}" if earlier else ""
             raise CheckpointError(
                 f"'{where}' is damaged or was not written by this program: "
-                f"{_reason(error)}.\nRestore it from a copy, or remove it{remedy}."
+                f"{reason(error)}.\nRestore it from a copy, or remove it{remedy}."
             ) from error
 
 
@@ -362,38 +372,6 @@ def _check_shardings(abstract_state: PyTree) -> None:
     if missing:
         raise ValueError(
             "abstract_state says for each array where it shall be, but these have no "
-            f"sharding: {_shorten(missing)}. Use "
+            f"sharding: {shorten(missing)}. Use "
             "jax.ShapeDtypeStruct(shape, dtype, sharding=...)."
         )
-
-
-def _shorten(paths: list[str]) -> str:
-    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-    return ", ".join(paths[:3]) + more
-
-
-def _describe_absence(directory: pathlib.Path) -> str:
-    if not directory.exists():
-        return (
-            f"There is no checkpoint directory '{directory}'. Start the run from the "
-            "beginning, or name the directory of an earlier one."
-        )
-    if not directory.is_dir():
-        return f"'{directory}' is a file, not a checkpoint directory."
-    names = sorted(path.name for path in directory.iterdir())
-    holds = _shorten(names) if names else "nothing"
-    return (
-        f"'{directory}' holds no checkpoint, that is, no complete directory named for "
-        f"its step, such as '100'; it holds {holds}."
-    )
-
-
-def _reason(error: Exception) -> str:
-    """Returns the cause in a few words: what the operating system said, if it did."""
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    if code:
-        return os.strerror(int(code[1]))
-    if isinstance(error, OSError) and error.errno is not None:
-        return os.strerror(error.errno)
-    lines = str(error).splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".")[:200]
