@@ -19,7 +19,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from models import bert, gpt2, sharding, vit
+from models import bert, bert_heads, gpt2, sharding, vit
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,16 @@ class ModelFamily:
 MODELS = {
     "bert": ModelFamily(
         config=bert.BertConfig, module=bert.Bert, rows=sharding.bert_rows
+    ),
+    "bert_classifier": ModelFamily(
+        config=bert_heads.BertHeadConfig,
+        module=bert_heads.BertClassifier,
+        rows=sharding.bert_classifier_rows,
+    ),
+    "bert_tagger": ModelFamily(
+        config=bert_heads.BertHeadConfig,
+        module=bert_heads.BertTagger,
+        rows=sharding.bert_tagger_rows,
     ),
     "gpt2": ModelFamily(
         config=gpt2.Gpt2Config, module=gpt2.Gpt2, rows=lambda config: sharding.GPT2

@@ -81,32 +81,12 @@ class Embeddings(nnx.Module):
         return layers.dropout(x_BLD, self.config.dropout_rate, keys_B)
 
 
-class MaskedLmHead(nnx.Module):
-    """Predicts the tokens at chosen positions; the output layer is the embedding."""
+class Encoder(nnx.Module):
+    """Embeddings and blocks, which every model with a BERT has under these names.
 
-    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
-        self.transform = layers.linear(config, config.model_dim, rngs=rngs)
-        self.activation = layers.ACTIVATIONS[config.activation]
-        self.norm = layers.layer_norm(config, rngs=rngs)
-        self.bias = nnx.Param(jnp.zeros(config.padded_vocab_size, config.param_dtype))
-
-    def __call__(self, x_BLD: jax.Array, positions_BN: jax.Array) -> jax.Array:
-        """Returns what the vocabulary scores, ``(B, N, D)``, at ``positions_BN``."""
-        h_BND = jnp.take_along_axis(x_BLD, positions_BN[:, :, None], axis=1)
-        h_BND = self.activation(self.transform(h_BND))
-        return self.norm(h_BND).astype(x_BLD.dtype)
-
-
-class Bert(nnx.Module):
-    """BERT for pre-training: masked language model and next-sentence prediction.
-
-    A batch is a dict of arrays: ``tokens`` and ``segments`` int32 ``(B, L)``, with
-    ``is_token`` boolean ``(B, L)`` False on padding; ``positions`` and ``targets``
-    int32 ``(B, N)``, the positions to predict and their tokens, with ``weights``
-    float32 ``(B, N)`` 0 where fewer than N are predicted; ``is_random_next`` int32
-    ``(B,)``, 1 where the second segment does not follow the first, with
-    ``sample_weights`` float32 ``(B,)``, 0 on samples that only fill up a batch; and,
-    where rows hold several texts, ``documents`` as in `models.packing`.
+    Of a batch it reads ``tokens`` and ``segments`` int32 ``(B, L)``; ``is_token``
+    boolean ``(B, L)``, False on padding; and, where rows hold several texts,
+    ``documents`` as in `models.packing`.
     """
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
@@ -117,9 +97,6 @@ class Bert(nnx.Module):
         )
         if config.norm_position == "pre":
             self.final_norm = layers.layer_norm(config, rngs=rngs)
-        self.pooler = layers.linear(config, config.model_dim, rngs=rngs)
-        self.masked_lm = MaskedLmHead(config, rngs=rngs)
-        self.next_sentence = layers.linear(config, 2, rngs=rngs)
 
     def embed(self, batch: Batch, keys_B: jax.Array | None = None) -> jax.Array:
         """Returns the input of the first block, ``(B, L, D)``."""
@@ -139,9 +116,48 @@ class Bert(nnx.Module):
         mask = self.attention_mask(batch)
         return block.run_blocks(self.blocks, x_BLD, mask, keys_B)
 
+    def normalize(self, x: jax.Array) -> jax.Array:
+        """Returns what heads read, of the output of the last block, ``(..., D)``."""
+        if self.config.norm_position == "post":
+            return x
+        return self.final_norm(x).astype(x.dtype)
+
+
+class MaskedLmHead(nnx.Module):
+    """Predicts the tokens at chosen positions; the output layer is the embedding."""
+
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        self.transform = layers.linear(config, config.model_dim, rngs=rngs)
+        self.activation = layers.ACTIVATIONS[config.activation]
+        self.norm = layers.layer_norm(config, rngs=rngs)
+        self.bias = nnx.Param(jnp.zeros(config.padded_vocab_size, config.param_dtype))
+
+    def __call__(self, x_BLD: jax.Array, positions_BN: jax.Array) -> jax.Array:
+        """Returns what the vocabulary scores, ``(B, N, D)``, at ``positions_BN``."""
+        h_BND = jnp.take_along_axis(x_BLD, positions_BN[:, :, None], axis=1)
+        h_BND = self.activation(self.transform(h_BND))
+        return self.norm(h_BND).astype(x_BLD.dtype)
+
+
+class Bert(Encoder):
+    """BERT for pre-training: masked language model and next-sentence prediction.
+
+    A batch is a dict of arrays: those of `Encoder`; ``positions`` and ``targets`` int32
+    ``(B, N)``, the positions to predict and their tokens, with ``weights`` float32
+    ``(B, N)`` 0 where fewer than N are predicted; and ``is_random_next`` int32
+    ``(B,)``, 1 where the second segment does not follow the first, with
+    ``sample_weights`` float32 ``(B,)``, 0 on samples that only fill up a batch.
+    """
+
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        self.pooler = layers.linear(config, config.model_dim, rngs=rngs)
+        self.masked_lm = MaskedLmHead(config, rngs=rngs)
+        self.next_sentence = layers.linear(config, 2, rngs=rngs)
+
     def pool(self, x_BLD: jax.Array) -> jax.Array:
         """Returns the pooled first position, ``(B, D)``."""
-        return jnp.tanh(self.pooler(self._normalize(x_BLD[:, 0])))
+        return jnp.tanh(self.pooler(self.normalize(x_BLD[:, 0])))
 
     def logits(self, x_BLD: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Returns float32 masked-LM ``(B, N, V)`` and next-sentence ``(B, 2)`` logits.
@@ -150,7 +166,7 @@ class Bert(nnx.Module):
             x_BLD: Output of the last block.
             batch: Of which only ``positions`` are read.
         """
-        h_BND = self.masked_lm(self._normalize(x_BLD), batch["positions"])
+        h_BND = self.masked_lm(self.normalize(x_BLD), batch["positions"])
         tokens_BNV = self.embeddings.token.logits(h_BND, self.masked_lm.bias[...])
         return tokens_BNV, self._next_sentence_logits(x_BLD)
 
@@ -160,7 +176,7 @@ class Bert(nnx.Module):
         Divided by `counts` of the whole batch these are the mean losses and accuracies
         of both heads. The training loss is the sum of the ``_loss`` entries.
         """
-        h_BND = self.masked_lm(self._normalize(x_BLD), batch["positions"])
+        h_BND = self.masked_lm(self.normalize(x_BLD), batch["positions"])
         mlm_BN, mlm_correct_BN = self.embeddings.token.cross_entropy(
             h_BND, self.masked_lm.bias[...], batch["targets"]
         )
@@ -189,8 +205,3 @@ class Bert(nnx.Module):
 
     def _next_sentence_logits(self, x_BLD: jax.Array) -> jax.Array:
         return self.next_sentence(self.pool(x_BLD)).astype(jnp.float32)
-
-    def _normalize(self, x: jax.Array) -> jax.Array:
-        if self.config.norm_position == "post":
-            return x
-        return self.final_norm(x).astype(x.dtype)

@@ -39,14 +39,27 @@ class Mlp(nnx.Module):
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         """Maps each position on its own; the shape stays ``(B, L, D)``."""
         h_BLF = checkpoint_name(self.up(x_BLD), "mlp_up")
-        return self.down(self.activation(h_BLF))
+        return self.down(checkpoint_name(self.activation(h_BLF), "mlp_activation"))
+
+
+def unchanged(x: jax.Array) -> jax.Array:
+    """Returns ``x``."""
+    return x
 
 
 class Block(nnx.Module):
-    """One transformer layer: attention and MLP, each with residual and norm."""
+    """One transformer layer: attention and MLP, each with residual and norm.
+
+    Attributes:
+        before_branch: Applied to what enters attention and MLP. Nothing by default;
+            how a block is run may ask for more.
+        after_branch: Applied to what leaves them.
+    """
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
         self.config = config
+        self.before_branch: Callable[[jax.Array], jax.Array] = unchanged
+        self.after_branch: Callable[[jax.Array], jax.Array] = unchanged
         is_pre = config.norm_position == "pre"
         depth = 2 * config.num_layers if is_pre else 1
         out_scale = config.init_scale / math.sqrt(depth)
@@ -93,11 +106,13 @@ class Block(nnx.Module):
         """
 
         def mix(h_BLD: jax.Array) -> jax.Array:
-            y_BLD = checkpoint_name(attend(h_BLD), "attention_out")
+            y_BLD = self.after_branch(attend(self.before_branch(h_BLD)))
+            y_BLD = checkpoint_name(y_BLD, "attention_out")
             return self._drop(y_BLD, fold_keys(keys_B, 1), layer)
 
         def transform(h_BLD: jax.Array) -> jax.Array:
-            y_BLD = checkpoint_name(self.mlp(h_BLD), "mlp_down")
+            y_BLD = self.after_branch(self.mlp(self.before_branch(h_BLD)))
+            y_BLD = checkpoint_name(y_BLD, "mlp_down")
             return self._drop(y_BLD, fold_keys(keys_B, 2), layer)
 
         dtype = x_BLD.dtype

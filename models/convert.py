@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -167,6 +167,7 @@ def save(
     params: Params,
     directory: str,
     *,
+    classes: Sequence[str] | None = None,
     max_file_bytes: int = 2 * 1024**3,
 ) -> None:
     """Writes parameters as a checkpoint that `transformers` loads.
@@ -176,13 +177,14 @@ def save(
         config: Of the model.
         params: Its parameters, blocks stacked in the order of the model.
         directory: To make, or an empty one.
+        classes: Names of the classes of a classifier; None if they have none.
         max_file_bytes: Of one file of weights; the host holds as much at once.
 
     Raises:
         ValueError: If the published model has no such variant.
         FileExistsError: If there is something in the directory.
     """
-    values = published_config.to_published(name, config)
+    values = published_config.to_published(name, config, classes)
     table = PUBLISHED[name].table(config)
     path = pathlib.Path(directory)
     if path.exists() and any(path.iterdir()):

@@ -121,21 +121,18 @@ def _qkv(ours: str, theirs: Sequence[str]) -> dict[str, Published]:
     }
 
 
-def bert_table(config: BertConfig) -> Table:
-    """Returns the table of ``BertForPreTraining``."""
+def _bert_encoder(config: BertConfig) -> dict[str, Published]:
     layer = "bert.encoder.layer.*"
     attention = f"{layer}.attention"
-    rows = padded(config.vocab_size)
-    words = "bert.embeddings.word_embeddings.weight"
+    embeddings = "bert.embeddings"
+    words = f"{embeddings}.word_embeddings.weight"
+    positions = f"{embeddings}.position_embeddings.weight"
+    segments = f"{embeddings}.token_type_embeddings.weight"
     return {
-        "embeddings/token/embedding": Published((words,), rows),
-        "embeddings/position": Published(
-            ("bert.embeddings.position_embeddings.weight",), SAME
-        ),
-        "embeddings/segment": Published(
-            ("bert.embeddings.token_type_embeddings.weight",), SAME
-        ),
-        **_norm("embeddings/norm", "bert.embeddings.LayerNorm"),
+        "embeddings/token/embedding": Published((words,), padded(config.vocab_size)),
+        "embeddings/position": Published((positions,), SAME),
+        "embeddings/segment": Published((segments,), SAME),
+        **_norm("embeddings/norm", f"{embeddings}.LayerNorm"),
         **_qkv(
             "blocks/*/attention/qkv",
             [f"{attention}.self.{part}" for part in ("query", "key", "value")],
@@ -147,12 +144,34 @@ def bert_table(config: BertConfig) -> Table:
         **_linear("blocks/*/mlp/up", f"{layer}.intermediate.dense"),
         **_linear("blocks/*/mlp/down", f"{layer}.output.dense"),
         **_norm("blocks/*/mlp_norm", f"{layer}.output.LayerNorm"),
+    }
+
+
+def bert_table(config: BertConfig) -> Table:
+    """Returns the table of ``BertForPreTraining``."""
+    bias = Published(("cls.predictions.bias",), padded(config.vocab_size))
+    return {
+        **_bert_encoder(config),
         **_linear("pooler", "bert.pooler.dense"),
         **_linear("masked_lm/transform", "cls.predictions.transform.dense"),
         **_norm("masked_lm/norm", "cls.predictions.transform.LayerNorm"),
-        "masked_lm/bias": Published(("cls.predictions.bias",), rows),
+        "masked_lm/bias": bias,
         **_linear("next_sentence", "cls.seq_relationship"),
     }
+
+
+def bert_classifier_table(config: BertConfig) -> Table:
+    """Returns the table of ``BertForSequenceClassification``."""
+    return {
+        **_bert_encoder(config),
+        **_linear("pooler", "bert.pooler.dense"),
+        **_linear("classifier", "classifier"),
+    }
+
+
+def bert_tagger_table(config: BertConfig) -> Table:
+    """Returns the table of ``BertForTokenClassification``, which has no pooler."""
+    return {**_bert_encoder(config), **_linear("classifier", "classifier")}
 
 
 def gpt2_table(config: Gpt2Config) -> Table:
@@ -205,7 +224,7 @@ def vit_table(config: VitConfig) -> Table:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedModel:
-    """A family in published checkpoints, where it is called the same as here.
+    """A family in published checkpoints.
 
     Attributes:
         table: The names of all parameters, by config.
@@ -241,6 +260,16 @@ PUBLISHED: Mapping[str, PublishedModel] = {
         table=bert_table,
         prefix="bert.",
         ignored=("bert.embeddings.position_ids", "cls.predictions.decoder.*"),
+    ),
+    "bert_classifier": PublishedModel(
+        table=bert_classifier_table,
+        prefix="bert.",
+        ignored=("bert.embeddings.position_ids",),
+    ),
+    "bert_tagger": PublishedModel(
+        table=bert_tagger_table,
+        prefix="bert.",
+        ignored=("bert.embeddings.position_ids", "bert.pooler.*"),
     ),
     "gpt2": PublishedModel(
         table=gpt2_table,

@@ -1,15 +1,18 @@
 """Sizes of models as in ``config.json`` of published (Hugging Face) checkpoints."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from models.bert import BertConfig
+from models.bert_heads import BertHeadConfig
 from models.gpt2 import Gpt2Config
 from models.layers import BlockConfig
 from models.vit import VitConfig
 
 Values = Mapping[str, Any]
+
+CLASSIFIERS = ("bert_classifier", "bert_tagger", "vit")  # they name their classes
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -24,6 +27,7 @@ class ConfigForm:
 
     Attributes:
         config: Our dataclass.
+        model_type: Their name of the family.
         architecture: The class of ``transformers`` that it configures.
         activation: Their name of the activation's field.
         fields: Our field -> theirs, those of equal values.
@@ -33,6 +37,7 @@ class ConfigForm:
     """
 
     config: type[BlockConfig]
+    model_type: str
     architecture: str
     activation: str
     fields: Mapping[str, str]
@@ -60,11 +65,12 @@ _BASE_SIZES = {
     "initializer_range": 0.02,
 }
 
-# By family, which is called the same on both sides.
-CONFIG_FORMS: Mapping[str, ConfigForm] = {
-    "bert": ConfigForm(
-        config=BertConfig,
-        architecture="BertForPreTraining",
+
+def _bert_form(config: type[BlockConfig], architecture: str) -> ConfigForm:
+    return ConfigForm(
+        config=config,
+        model_type="bert",
+        architecture=architecture,
         activation="hidden_act",
         fields={
             **_ENCODER_FIELDS,
@@ -86,9 +92,17 @@ CONFIG_FORMS: Mapping[str, ConfigForm] = {
             "add_cross_attention": False,
             "tie_word_embeddings": True,
         },
-    ),
+    )
+
+
+# By our name of the family; of one type, the first is the one that is not asked for.
+CONFIG_FORMS: Mapping[str, ConfigForm] = {
+    "bert": _bert_form(BertConfig, "BertForPreTraining"),
+    "bert_classifier": _bert_form(BertHeadConfig, "BertForSequenceClassification"),
+    "bert_tagger": _bert_form(BertHeadConfig, "BertForTokenClassification"),
     "gpt2": ConfigForm(
         config=Gpt2Config,
+        model_type="gpt2",
         architecture="GPT2LMHeadModel",
         activation="activation_function",
         fields={
@@ -125,6 +139,7 @@ CONFIG_FORMS: Mapping[str, ConfigForm] = {
     ),
     "vit": ConfigForm(
         config=VitConfig,
+        model_type="vit",
         architecture="ViTForImageClassification",
         activation="hidden_act",
         fields={
@@ -161,12 +176,7 @@ def from_published(values: Values) -> tuple[str, Any]:
         >>> name, config.model_dim, config.mlp_dim, config.activation
         ('gpt2', 1024, 4096, 'gelu_tanh')
     """
-    name = str(values.get("model_type"))
-    if name not in CONFIG_FORMS:
-        raise ValueError(
-            f"config.json: model_type={name!r} is none of"
-            f" {', '.join(map(repr, CONFIG_FORMS))}. Use a checkpoint of one of these."
-        )
+    name = _family_of(values)
     form = CONFIG_FORMS[name]
     given = {**form.defaults, **values}
     if problems := list(_problems(form, given)):
@@ -179,13 +189,39 @@ def from_published(values: Values) -> tuple[str, Any]:
     fields["activation"] = ACTIVATIONS[given[form.activation]]
     if name == "gpt2" and fields["mlp_dim"] is None:
         fields["mlp_dim"] = 4 * fields["model_dim"]
-    if name == "vit":
-        fields["num_classes"] = len(given.get("id2label", (0, 1)))
+    if name in CLASSIFIERS:
+        fields["num_classes"] = len(_labels(given))
     return name, form.config(**fields)
 
 
-def to_published(name: str, config: Any) -> dict[str, Any]:
+def class_names(values: Values) -> tuple[str, ...] | None:
+    """Returns the names of the classes, None if they have none.
+
+    Args:
+        values: Of the ``config.json`` of a classifier.
+
+    Raises:
+        ValueError: If the classes are not numbered from 0 on.
+
+    Example:
+        >>> class_names({"id2label": {"0": "cat", "1": "dog"}})
+        ('cat', 'dog')
+        >>> class_names({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}})
+    """
+    labels = _labels(values)
+    return None if labels == _unnamed(len(labels)) else labels
+
+
+def to_published(
+    name: str, config: Any, classes: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Returns the values of ``config.json`` for a config of the family ``name``.
+
+    Args:
+        name: Of the family.
+        config: Of the model.
+        classes: Names of the first classes of a classifier, or of all; the others are
+            called as `transformers` does.
 
     Raises:
         ValueError: If the published model has no such variant.
@@ -210,16 +246,57 @@ def to_published(name: str, config: Any) -> dict[str, Any]:
     values[form.activation] = activations[config.activation]
     if name == "gpt2":
         values["embd_pdrop"] = config.dropout_rate
-    if name == "vit":
-        labels = {str(i): f"LABEL_{i}" for i in range(config.num_classes)}
-        values["id2label"] = labels
-        values["label2id"] = {label: int(i) for i, label in labels.items()}
+    if name in CLASSIFIERS:
+        given = tuple(classes or ())
+        labels = given + _unnamed(config.num_classes)[len(given) :]
+        values["id2label"] = {str(i): label for i, label in enumerate(labels)}
+        values["label2id"] = {label: i for i, label in enumerate(labels)}
     return {
         "architectures": [form.architecture],
-        "model_type": name,
+        "model_type": form.model_type,
         **form.required,
         **values,
     }
+
+
+def _family_of(values: Values) -> str:
+    """Returns our name of the family of a ``config.json``."""
+    found, architectures = values.get("model_type"), values.get("architectures") or ()
+    names = [name for name, form in CONFIG_FORMS.items() if form.model_type == found]
+    if not names:
+        known = dict.fromkeys(form.model_type for form in CONFIG_FORMS.values())
+        raise ValueError(
+            f"config.json: model_type={str(found)!r} is none of"
+            f" {', '.join(map(repr, known))}. Use a checkpoint of one of these."
+        )
+    asked = [name for name in names if CONFIG_FORMS[name].architecture in architectures]
+    name = (asked or names)[0]
+    kind = values.get("problem_type")
+    if name in CLASSIFIERS and kind not in (None, "single_label_classification"):
+        raise ValueError(
+            f"config.json: problem_type={kind!r}, but classifiers here tell classes"
+            " apart that exclude each other. Use a checkpoint of such a one."
+        )
+    return name
+
+
+def _labels(values: Values) -> tuple[str, ...]:
+    """Returns the names of the classes in order; `transformers` leaves out two."""
+    given = values.get("id2label")
+    if not given:
+        return _unnamed(int(values.get("num_labels") or 2))
+    names = {int(number): str(label) for number, label in given.items()}
+    if sorted(names) != list(range(len(names))):
+        raise ValueError(
+            f"config.json: id2label numbers its {len(names)} classes"
+            f" {', '.join(map(str, sorted(names)))}, not from 0 to {len(names) - 1}."
+            " Number them so."
+        )
+    return tuple(names[number] for number in range(len(names)))
+
+
+def _unnamed(num: int) -> tuple[str, ...]:
+    return tuple(f"LABEL_{number}" for number in range(num))
 
 
 def _problems(form: ConfigForm, given: Values) -> Iterator[str]:

@@ -33,11 +33,14 @@ BLOCK: Rows = {
 # All stages share the tokens, so that none computes the whole output layer.
 VOCABULARY = {"stage": sbp.split(0), "tensor": sbp.split(0)}
 
-BERT: Rows = {
+BERT_ENCODER: Rows = {
     **BLOCK,
     "embeddings/token/embedding": VOCABULARY,  # (V, D)
     "embeddings/position": {},
     "embeddings/segment": {},
+}
+
+BERT: Rows = {
     "pooler/*": {},
     "masked_lm/transform/*": {},
     "masked_lm/norm/*": {},
@@ -60,11 +63,25 @@ VIT: Rows = {
 }
 
 
+def bert_encoder_rows(config: bert.BertConfig) -> Rows:
+    """Returns the rows that all with a BERT share: its config says where norms are."""
+    is_post = config.norm_position == "post"
+    return {**BERT_ENCODER, "embeddings/norm/*" if is_post else "final_norm/*": {}}
+
+
 def bert_rows(config: bert.BertConfig) -> Rows:
-    """Returns the table of a BERT: where the norms stand depends on its config."""
-    if config.norm_position == "post":
-        return {**BERT, "embeddings/norm/*": {}}
-    return {**BERT, "final_norm/*": {}}
+    """Returns the table of a BERT."""
+    return {**bert_encoder_rows(config), **BERT}
+
+
+def bert_classifier_rows(config: bert.BertConfig) -> Rows:
+    """Returns the table of a BERT that classifies texts."""
+    return {**bert_encoder_rows(config), "pooler/*": {}, "classifier/*": {}}
+
+
+def bert_tagger_rows(config: bert.BertConfig) -> Rows:
+    """Returns the table of a BERT that classifies tokens."""
+    return {**bert_encoder_rows(config), "classifier/*": {}}
 
 
 def without_axis(rows: Rows, axis_name: str) -> Rows:

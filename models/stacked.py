@@ -35,6 +35,9 @@ class StackedModel:
             zeros and is never used. In the order of the model by default.
         adapt: Changes the model without its blocks before it is used, such as to hold
             its vocabulary in parts. Nothing by default.
+        adapt_block: Changes a block before it is used. Nothing by default.
+        before_blocks: Applied to the input of the first block.
+        after_blocks: Applied to the output of the last.
     """
 
     build: Callable[[nnx.Rngs], Any]
@@ -46,6 +49,9 @@ class StackedModel:
     num_layers: int
     layer_order: tuple[int, ...]
     adapt: Callable[[Any], None] = lambda model: None
+    adapt_block: Callable[[Any], None] = lambda block: None
+    before_blocks: Callable[[jax.Array], jax.Array] = lambda x: x
+    after_blocks: Callable[[jax.Array], jax.Array] = lambda x: x
 
     @property
     def shapes(self) -> Params:
@@ -77,7 +83,8 @@ class StackedModel:
 
     def embed(self, outer: Params, batch: Batch, keys_B: jax.Array | None) -> jax.Array:
         """Returns the input of the first block, from the parameters without blocks."""
-        return self._merge(outer).embed(batch, fold_keys(keys_B, 0))
+        x = self._merge(outer).embed(batch, fold_keys(keys_B, 0))
+        return self.before_blocks(x)
 
     def context(self, batch: Batch, keys_B: jax.Array | None) -> Any:
         """Returns what every block is given besides its input."""
@@ -96,17 +103,18 @@ class StackedModel:
         """
         mask, keys_B = context
         module = nnx.merge(self.block_def, nnx.State(block))
+        self.adapt_block(module)
         return module(x, mask, fold_keys(keys_B, 1 + layer), layer)
 
     def losses(self, outer: Params, x: jax.Array, batch: Batch) -> Batch:
         """Returns the model's ``losses``, from the parameters without blocks."""
-        return self._merge(outer).losses(x, batch)
+        return self._merge(outer).losses(self.after_blocks(x), batch)
 
     def read(
         self, outer: Params, x: jax.Array, batch: Batch, head: Callable[..., Any]
     ) -> Any:
         """Returns ``head(model, x, batch)``, of the model without its blocks."""
-        return head(self._merge(outer), x, batch)
+        return head(self._merge(outer), self.after_blocks(x), batch)
 
     def counts(self, batch: Batch) -> Batch:
         """Returns the model's ``counts``."""

@@ -12,7 +12,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from models import block, layers
-from models.losses import soft_cross_entropy
+from models.classification import (
+    Sums,
+    class_counts,
+    classification_counts,
+    classification_sums,
+)
 from models.rules import at_least, one_of
 
 Batch = dict[str, jax.Array]
@@ -154,27 +159,17 @@ class Vit(nnx.Module):
             pooled_BD = self.final_norm(x_BLD).mean(1)
         return self.classifier(pooled_BD.astype(x_BLD.dtype)).astype(jnp.float32)
 
-    def losses(self, x_BLD: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-        """Returns the weighted sums over the batch of loss and correctness.
-
-        An image counts as correct if the likeliest of its targets is the class of
-        highest score, or among the five highest.
-        """
+    def losses(self, x_BLD: jax.Array, batch: Batch) -> Sums:
+        """Returns `classification_sums` of the batch."""
         logits = self.logits(x_BLD)
-        loss_B = soft_cross_entropy(logits, batch["targets"])
-        label_B1 = batch["targets"].argmax(-1, keepdims=True)
-        target_B1 = jnp.take_along_axis(logits, label_B1, axis=-1)
-        num_higher_B = (logits > target_B1).sum(-1)
-        weights_B = batch["weights"]
-        return {
-            "classification_loss": (loss_B * weights_B).sum(),
-            "top1_accuracy": ((num_higher_B < 1) * weights_B).sum(),
-            "top5_accuracy": ((num_higher_B < 5) * weights_B).sum(),
-        }
+        return classification_sums(logits, batch["targets"], batch["weights"])
 
     @staticmethod
-    def counts(batch: Batch) -> dict[str, jax.Array]:
+    def counts(batch: Batch) -> Sums:
         """Returns what each sum of `losses` is to be divided by, over a whole batch."""
-        num_images = batch["weights"].sum()
-        names = "classification_loss", "top1_accuracy", "top5_accuracy"
-        return dict.fromkeys(names, num_images)
+        return classification_counts(batch["targets"], batch["weights"])
+
+    def tallies(self, x_BLD: jax.Array, batch: Batch) -> Sums:
+        """Returns further sums, of which evaluation makes F1 scores."""
+        logits, labels_B = self.logits(x_BLD), batch["targets"].argmax(-1)
+        return {"class_counts": class_counts(logits, labels_B, batch["weights"])}

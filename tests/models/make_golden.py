@@ -69,46 +69,106 @@ def bert(*, length=10, **sizes):
     config = transformers.BertConfig(**sizes)
     model = transformers.BertForPreTraining(config)
     rng = np.random.default_rng(0)
-    lengths = np.array([length, length - 3, 5, length])
-    num_samples, num_predicted = len(lengths), 4
-    batch = {
-        # Token 0 is padding there, and has no gradient.
-        "tokens": rng.integers(1, config.vocab_size, size=(num_samples, length)),
-        "segments": np.tile(np.arange(length) >= length // 2, (num_samples, 1)),
-        "positions": np.sort(rng.integers(5, size=(num_samples, num_predicted))),
-        "targets": rng.integers(config.vocab_size, size=(num_samples, num_predicted)),
-        "is_random_next": np.array([1, 1, 1, 0]),
-    }
-    batch = {name: array.astype(np.int32) for name, array in batch.items()}
-    batch["is_token"] = np.arange(length) < lengths[:, None]
+    batch = _bert_batch(rng, config, length)
+    num_samples, num_predicted = len(batch["tokens"]), 4
+    positions = np.sort(rng.integers(5, size=(num_samples, num_predicted)))
+    targets = rng.integers(config.vocab_size, size=(num_samples, num_predicted))
+    batch["positions"] = positions.astype(np.int32)
+    batch["targets"] = targets.astype(np.int32)
+    batch["is_random_next"] = np.array([1, 1, 1, 0], np.int32)
     batch["weights"] = np.ones((num_samples, num_predicted), np.float32)
     batch["weights"][2, 3] = 0
     batch["sample_weights"] = np.ones(num_samples, np.float32)
 
     def run(model):
-        out = model(
-            input_ids=torch.tensor(batch["tokens"]).long(),
-            token_type_ids=torch.tensor(batch["segments"]).long(),
-            attention_mask=torch.tensor(batch["is_token"]).long(),
-        )
+        out = model(**_bert_inputs(batch))
         rows = torch.arange(num_samples)[:, None]
         logits = out.prediction_logits[rows, torch.tensor(batch["positions"]).long()]
-        weights = torch.tensor(batch["weights"])
-        masked_lm = torch.nn.functional.cross_entropy(
-            logits.reshape(-1, config.vocab_size),
-            torch.tensor(batch["targets"]).long().reshape(-1),
-            reduction="none",
-        )
         next_sentence = torch.nn.functional.cross_entropy(
             out.seq_relationship_logits, torch.tensor(batch["is_random_next"]).long()
         )
-        masked_lm = (masked_lm * weights.reshape(-1)).sum() / weights.sum()
-        return masked_lm + next_sentence, {
+        return _weighted_loss(logits, batch) + next_sentence, {
             "masked_lm": logits,
             "next_sentence": out.seq_relationship_logits,
         }
 
     return _compute(model, config, batch, run)
+
+
+def bert_classifier(*, num_labels, length=10, **sizes):
+    """Returns the `Golden` of ``BertForSequenceClassification`` of these sizes."""
+    import torch
+    import transformers
+
+    config = transformers.BertConfig(**sizes, num_labels=num_labels)
+    model = transformers.BertForSequenceClassification(config)
+    rng = np.random.default_rng(0)
+    batch = _bert_batch(rng, config, length)
+    num_samples = len(batch["tokens"])
+    targets = rng.dirichlet(np.ones(num_labels), num_samples)
+    batch["targets"] = targets.astype(np.float32)
+    batch["weights"] = np.ones(num_samples, np.float32)
+
+    def run(model):
+        logits = model(**_bert_inputs(batch)).logits
+        targets = torch.tensor(batch["targets"]).double()
+        return torch.nn.functional.cross_entropy(logits, targets), {"logits": logits}
+
+    return _compute(model, config, batch, run)
+
+
+def bert_tagger(*, num_labels, length=10, **sizes):
+    """Returns the `Golden` of ``BertForTokenClassification`` of these sizes."""
+    import transformers
+
+    config = transformers.BertConfig(**sizes, num_labels=num_labels)
+    model = transformers.BertForTokenClassification(config)
+    rng = np.random.default_rng(0)
+    batch = _bert_batch(rng, config, length)
+    shape = batch["tokens"].shape
+    batch["targets"] = rng.integers(num_labels, size=shape).astype(np.int32)
+    is_counted = batch["is_token"] & (rng.random(shape) < 0.7)
+    batch["weights"] = is_counted.astype(np.float32)
+
+    def run(model):
+        logits = model(**_bert_inputs(batch)).logits
+        return _weighted_loss(logits, batch), {"logits": logits}
+
+    return _compute(model, config, batch, run)
+
+
+def _bert_batch(rng, config, length):
+    lengths = np.array([length, length - 3, 5, length])
+    shape = len(lengths), length
+    segments = np.tile(np.arange(length) >= length // 2, (len(lengths), 1))
+    return {
+        # Token 0 is padding there, and has no gradient.
+        "tokens": rng.integers(1, config.vocab_size, size=shape).astype(np.int32),
+        "segments": segments.astype(np.int32),
+        "is_token": np.arange(length) < lengths[:, None],
+    }
+
+
+def _bert_inputs(batch):
+    import torch
+
+    return {
+        "input_ids": torch.tensor(batch["tokens"]).long(),
+        "token_type_ids": torch.tensor(batch["segments"]).long(),
+        "attention_mask": torch.tensor(batch["is_token"]).long(),
+    }
+
+
+def _weighted_loss(logits, batch):
+    import torch
+
+    weights = torch.tensor(batch["weights"])
+    loss = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1),
+        torch.tensor(batch["targets"]).long().flatten(),
+        reduction="none",
+    )
+    return (loss * weights.flatten()).sum() / weights.sum()
 
 
 def gpt2(*, length=12, **sizes):
@@ -126,13 +186,7 @@ def gpt2(*, length=12, **sizes):
 
     def run(model):
         logits = model(input_ids=torch.tensor(batch["tokens"]).long()).logits
-        loss = torch.nn.functional.cross_entropy(
-            logits.reshape(-1, config.vocab_size),
-            torch.tensor(batch["targets"]).long().reshape(-1),
-            reduction="none",
-        )
-        loss = (loss * torch.tensor(weights).reshape(-1)).sum() / weights.sum()
-        return loss, {"logits": logits}
+        return _weighted_loss(logits, batch), {"logits": logits}
 
     return _compute(model, config, batch, run)
 
@@ -209,10 +263,14 @@ def _published_tensors(model):
 
 SIZES = dict(hidden_size=16, num_hidden_layers=4, num_attention_heads=4)
 
+BERT_SIZES = dict(
+    **SIZES, vocab_size=90, intermediate_size=32, max_position_embeddings=12
+)
+
 SMALL = {
-    "bert": lambda: bert(
-        **SIZES, vocab_size=90, intermediate_size=32, max_position_embeddings=12
-    ),
+    "bert": lambda: bert(**BERT_SIZES),
+    "bert_classifier": lambda: bert_classifier(**BERT_SIZES, num_labels=7),
+    "bert_tagger": lambda: bert_tagger(**BERT_SIZES, num_labels=3),
     "gpt2": lambda: gpt2(
         vocab_size=90, n_positions=12, n_embd=16, n_layer=4, n_head=4, n_inner=32
     ),

@@ -43,6 +43,14 @@ def test_logits_and_gradients_are_those_of_transformers(name):
     "make",
     [
         pytest.param(lambda: make_golden.bert(length=128), id="bert_base"),
+        pytest.param(
+            lambda: make_golden.bert_classifier(length=128, num_labels=20),
+            id="bert_base_classifier",
+        ),
+        pytest.param(
+            lambda: make_golden.bert_tagger(length=128, num_labels=9),
+            id="bert_base_tagger",
+        ),
         pytest.param(lambda: make_golden.gpt2(length=128), id="gpt2_124m"),
         pytest.param(lambda: make_golden.vit(num_labels=1000), id="vit_b16"),
     ],

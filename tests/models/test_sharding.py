@@ -54,6 +54,8 @@ def test_what_is_split_over_tensor_is_heads_mlp_or_vocabulary(variant):
     }
     vocabulary = {
         "bert": ["embeddings/token/embedding", "masked_lm/bias"],
+        "bert_classifier": ["embeddings/token/embedding"],
+        "bert_tagger": ["embeddings/token/embedding"],
         "gpt2": ["token/embedding"],
         "vit": [],
     }

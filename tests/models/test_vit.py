@@ -91,7 +91,7 @@ def test_accuracies_count_the_best_and_the_five_best_classes():
     assert sums["classification_loss"] == pytest.approx(
         3 * jax.nn.logsumexp(logits[0]) - (5 + 1 + 0)
     )
-    counts = module.counts({"weights": weights})
+    counts = module.counts({"targets": targets, "weights": weights})
     assert set(map(float, counts.values())) == {3.0}
     assert counts.keys() == sums.keys()
 
