@@ -19,6 +19,7 @@ from models.layers import (
     normal,
     stochastic_depth,
 )
+from models.masks import AttentionMask
 
 
 class Mlp(nnx.Module):
@@ -42,24 +43,11 @@ class Mlp(nnx.Module):
         return self.down(checkpoint_name(self.activation(h_BLF), "mlp_activation"))
 
 
-def unchanged(x: jax.Array) -> jax.Array:
-    """Returns ``x``."""
-    return x
-
-
 class Block(nnx.Module):
-    """One transformer layer: attention and MLP, each with residual and norm.
-
-    Attributes:
-        before_branch: Applied to what enters attention and MLP. Nothing by default;
-            how a block is run may ask for more.
-        after_branch: Applied to what leaves them.
-    """
+    """One transformer layer: attention and MLP, each with residual and norm."""
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.before_branch: Callable[[jax.Array], jax.Array] = unchanged
-        self.after_branch: Callable[[jax.Array], jax.Array] = unchanged
         is_pre = config.norm_position == "pre"
         depth = 2 * config.num_layers if is_pre else 1
         out_scale = config.init_scale / math.sqrt(depth)
@@ -71,7 +59,7 @@ class Block(nnx.Module):
     def __call__(
         self,
         x_BLD: jax.Array,
-        mask: jax.Array | None,
+        mask: AttentionMask | None,
         keys_B: jax.Array | None,
         layer: int | jax.Array,
     ) -> jax.Array:
@@ -106,13 +94,11 @@ class Block(nnx.Module):
         """
 
         def mix(h_BLD: jax.Array) -> jax.Array:
-            y_BLD = self.after_branch(attend(self.before_branch(h_BLD)))
-            y_BLD = checkpoint_name(y_BLD, "attention_out")
+            y_BLD = checkpoint_name(attend(h_BLD), "attention_out")
             return self._drop(y_BLD, fold_keys(keys_B, 1), layer)
 
         def transform(h_BLD: jax.Array) -> jax.Array:
-            y_BLD = self.after_branch(self.mlp(self.before_branch(h_BLD)))
-            y_BLD = checkpoint_name(y_BLD, "mlp_down")
+            y_BLD = checkpoint_name(self.mlp(h_BLD), "mlp_down")
             return self._drop(y_BLD, fold_keys(keys_B, 2), layer)
 
         dtype = x_BLD.dtype
@@ -134,7 +120,10 @@ class Block(nnx.Module):
 
 
 def run_blocks(
-    blocks: nnx.List, x_BLD: jax.Array, mask: jax.Array | None, keys_B: jax.Array | None
+    blocks: nnx.List,
+    x_BLD: jax.Array,
+    mask: AttentionMask | None,
+    keys_B: jax.Array | None,
 ) -> jax.Array:
     """Applies blocks one after the other, on one device; see `Block`."""
     for layer, block in enumerate(blocks):
