@@ -27,8 +27,10 @@ def get_config() -> ml_collections.ConfigDict:
                 "short_fraction": 0.1,  # of the samples are shorter than seq_length
                 # GPT-2: documents in a row do not see each other
                 "separate_documents": True,
-                # ViT: folders of images, like files; none: a part of these
+                # Labelled texts and images: what is held out; none: a part of files
                 "validation_files": (),
+                "classes": None,  # names, by label; None: those in the data, in order
+                "label_smoothing": 0.0,  # share of the target that all classes have
                 "skip_broken": False,  # image files; False: they are an error
                 "pixel_mean": (0.5,),  # of all channels, or one each; pixels 0 to 1
                 "pixel_std": (0.5,),
@@ -67,6 +69,8 @@ def get_config() -> ml_collections.ConfigDict:
                 "data_parallel_size": None,  # None: the devices that are left over
                 "tensor_parallel_size": 1,
                 "pipeline_parallel_size": 1,
+                # Between attention and MLP each rank of "tensor" has its positions
+                "sequence_parallel": False,
                 "pipeline_num_layers": None,  # None: the layers of the model
                 # "1f1b", "gpipe", "interleaved_1f1b" or "zero_bubble"
                 "pipeline_schedule": "1f1b",
@@ -75,6 +79,22 @@ def get_config() -> ml_collections.ConfigDict:
                 "pipeline_stage_layers": None,
                 # or "first_and_last_stage": where embedding and output layer are
                 "pipeline_vocabulary": "all_stages",
+            },
+            "zero": {  # parts of the state over "data"; see docs/zero.md
+                # 0: none; 1: optimizer state; 2: and gradients; 3: and parameters
+                "stage": 0,
+                "min_size": 2**14,  # parameters of fewer elements are left whole
+            },
+            "precision": {  # beside model.dtype and model.param_dtype
+                # Of the one sum over data-parallel ranks; else sums are in float32
+                "gradient_dtype": "float32",
+                # "off", "static" or "dynamic"; None: "dynamic" for float16, else "off"
+                "loss_scaling": None,
+                "initial_loss_scale": 2.0**16,  # the only one, if "static"
+                "loss_scale_growth": 2.0,  # factor, if "dynamic" ...
+                "loss_scale_interval": 2000,  # ... after so many steps
+                "loss_scale_backoff": 0.5,  # factor when a gradient is not finite
+                "min_loss_scale": 1.0,  # if not even this helps, the run ends
             },
             "eval": {
                 "every_steps": None,  # None: only at the end

@@ -129,6 +129,7 @@ def import_run(options: Options) -> tuple[int, RunConfig]:
             steps.optimizer,
             seed=config.train.seed,
             shardings=steps.shardings,
+            loss_scaling=steps.loss_scaling,
         ).params
     params = convert.load(
         config.model_name,
@@ -141,7 +142,12 @@ def import_run(options: Options) -> tuple[int, RunConfig]:
     opt_state = jax.jit(steps.optimizer.init, out_shardings=steps.shardings.opt_state)(
         params
     )
-    start = state.TrainState(step=np.int32(0), params=params, opt_state=opt_state)
+    start = state.TrainState(
+        step=np.int32(0),
+        params=params,
+        opt_state=opt_state,
+        loss_scale=steps.loss_scaling.init() if steps.loss_scaling else None,
+    )
     workdir.prepare(options.target, config)
     with Checkpointer(target / workdir.CHECKPOINTS) as checkpointer:
         extra = {"config": resolve.to_values(config), "num_samples": 0}

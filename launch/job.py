@@ -12,12 +12,16 @@ from jax.sharding import PartitionSpec as P
 from launch import (
     distributed,
     families,
+    loss_scale,
     optimizer,
     pipelines,
+    precision,
     resolve,
+    sequence_parallel,
     state,
     step,
     vocabulary,
+    zero,
 )
 from launch.checkpoint import Checkpointer
 from launch.hardware import Peak
@@ -90,6 +94,7 @@ class Job:
             self.steps.optimizer,
             seed=self.config.train.seed,
             shardings=self.steps.shardings,
+            loss_scaling=self.steps.loss_scaling,
         )
 
     def restore(self, checkpointer: Checkpointer) -> state.TrainState:
@@ -98,8 +103,19 @@ class Job:
         Raises:
             CheckpointError: If it cannot be read, or is of another model or optimizer.
         """
-        form = self.saved_form
-        return form.from_saved(checkpointer.restore(form.abstract_saved))
+        form, scaling = self.saved_form, self.steps.loss_scaling
+        # A run may have begun in another precision, whose checkpoint has other fields.
+        was_scaled = precision.is_loss_scaled(checkpointer.read_extra()["config"])
+        everywhere = form.abstract.step.sharding
+        saved = dataclasses.replace(
+            form.abstract_saved,
+            loss_scale=loss_scale.abstract(everywhere) if was_scaled else None,
+        )
+        restored = checkpointer.restore(saved)
+        scale = scaling and jax.device_put(
+            scaling.resume(restored.loss_scale), everywhere
+        )
+        return form.from_saved(dataclasses.replace(restored, loss_scale=scale))
 
     def extra(self, step: int) -> dict[str, Any]:
         """Returns what a checkpoint holds besides the state."""
@@ -109,13 +125,13 @@ class Job:
     def changes_since(self, extra: Mapping[str, Any]) -> list[str]:
         """Returns the fields whose values are others than in a checkpoint.
 
-        Those of ``dist`` are left out: the layout makes no difference.
+        Those of ``dist`` and ``zero`` are left out: the layout makes no difference.
         """
         saved = resolve.by_path(extra["config"])
         return [
             f"{path}: {saved.get(path)} -> {value}"
             for path, value in resolve.by_path(resolve.to_values(self.config)).items()
-            if not path.startswith("dist.") and saved.get(path) != value
+            if not path.startswith(("dist.", "zero.")) and saved.get(path) != value
         ]
 
     def to_device(self, batch: dict[str, np.ndarray]) -> Batch:
@@ -135,7 +151,11 @@ class Job:
 
     def compile_eval_step(self) -> Any:
         """Returns the compiled evaluation step; nothing runs."""
-        program: Any = step.build_eval_step(self.steps)
+        tally = families.FAMILIES[self.config.model_name].tally
+        model = dataclasses.replace(self.steps.model, tally=tally)
+        program: Any = step.build_eval_step(
+            dataclasses.replace(self.steps, model=model)
+        )
         params = self.abstract_state.params
         return program.lower(params, self.abstract_batch).compile()
 
@@ -171,6 +191,9 @@ def build(config: RunConfig, mesh: Mesh) -> Job:
         data = families.build(config, rows=rows)
     except ValueError as error:
         raise DataError(str(error)) from error
+    if data.classes is not None:  # a model without their names is of little use
+        named = dataclasses.replace(config.data, classes=data.classes)
+        config = dataclasses.replace(config, data=named)
     return Job(config=config, mesh=mesh, data=data, steps=build_steps(config, mesh))
 
 
@@ -197,6 +220,20 @@ def build_steps(
     model = dataclasses.replace(model, layer_order=tuple(indices.ravel().tolist()))
     rule = optimizer.build(config.optim, num_steps=config.train.num_steps)
     specs = state.param_specs(model, rows, mesh.axis_names)
+    if dist.sequence_parallel:
+        length = families.FAMILIES[config.model_name].num_tokens(config)
+        model = sequence_parallel.over_sequence(model, mesh, specs, length=length)
+    held = zero.build(
+        config.zero,
+        region,
+        shapes=model.shapes,
+        specs=specs,
+        dtype=config.model.dtype,
+        gradient_dtype=config.precision.gradient_dtype,
+        num_microbatches=config.train.num_microbatches,
+    )
+    specs = zero.held_specs(specs, held.cuts)
+    scaling = config.precision.scaling(config.model.dtype)
     return step.StepConfig(
         model=model,
         optimizer=rule,
@@ -204,8 +241,12 @@ def build_steps(
             config.optim, num_steps=config.train.num_steps
         ),
         region=region,
+        zero=held,
         specs=specs,
-        shardings=state.state_shardings(model, rule, specs=specs, mesh=mesh),
+        shardings=state.state_shardings(
+            model, rule, specs=specs, mesh=mesh, loss_scaling=scaling
+        ),
+        loss_scaling=scaling,
         num_microbatches=config.train.num_microbatches,
         seed=config.train.seed if config.model.is_random else None,
         remat=config.root.remat,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from launch import families, hardware
 from launch.checkpoint import Checkpointer
@@ -99,7 +100,8 @@ class Loop:
         fetched = jax.device_get(pending)
         pending.clear()
         for step, metrics in fetched.items():
-            if not all(math.isfinite(metrics[n]) for n in ("loss", "grad_norm")):
+            is_finite = all(math.isfinite(metrics[n]) for n in ("loss", "grad_norm"))
+            if not is_finite and not metrics.get("is_skipped", False):
                 raise DivergenceError(self._describe_divergence(step, metrics))
         step, metrics = max(fetched.items())
         self.logger.write(step, metrics | self.cost.rates(seconds) | _memory())
@@ -130,9 +132,12 @@ class Loop:
             if saved is None
             else f"the checkpoint of step {saved} is kept, and --resume goes on from it"
         )
+        scale = ""
+        if "loss_scale" in metrics:
+            scale = f", at the lowest loss scale {metrics['loss_scale']:g}"
         return (
             f"The training diverged at step {step}: loss {metrics['loss']}, gradient"
-            f" norm {metrics['grad_norm']}. The run has stopped; {kept}. Lower"
+            f" norm {metrics['grad_norm']}{scale}. The run has stopped; {kept}. Lower"
             " optim.learning_rate, lengthen optim.warmup_steps, or set"
             " optim.grad_clip_norm."
         )
@@ -140,6 +145,8 @@ class Loop:
 
 def evaluate(job: Job, eval_step: EvalStep, state: TrainState) -> dict[str, float]:
     """Returns losses, accuracies and the like on the held-out split, {} if it is empty.
+
+    All are made of sums over the split, so the batch size does not change them.
 
     Args:
         job: What is run.
@@ -150,10 +157,14 @@ def evaluate(job: Job, eval_step: EvalStep, state: TrainState) -> dict[str, floa
     found = [eval_step(state.params, job.to_device(batch)) for batch in batches]
     if not found:
         return {}
-    sums, counts = jax.tree.map(lambda *parts: sum(parts), *jax.device_get(found))
-    means = {name: float(sums[name] / counts[name]) for name in sums}
-    family = families.FAMILIES[job.config.model_name]
-    return {"loss": objective(means), **means, **family.eval_metrics(means)}
+    # In float64: a single precision one stops to count at 2**24.
+    sums, counts = jax.tree.map(
+        lambda *parts: sum(np.asarray(part, np.float64) for part in parts),
+        *jax.device_get(found),
+    )
+    means = {name: float(sums[name] / counts[name]) for name in counts}
+    scores = families.FAMILIES[job.config.model_name].scores(means, sums)
+    return {"loss": objective(means), **means, **scores}
 
 
 def _memory() -> dict[str, int]:

@@ -23,6 +23,8 @@ SECTIONS: Mapping[str, type] = {
     "optim": run_config.OptimConfig,
     "train": run_config.TrainConfig,
     "dist": run_config.DistConfig,
+    "zero": run_config.ZeroConfig,
+    "precision": run_config.PrecisionConfig,
     "eval": run_config.EvalConfig,
     "checkpoint": run_config.CheckpointConfig,
 }
@@ -156,7 +158,8 @@ def resolve(
     if problems:
         raise ConfigError(problems)
     dist = dataclasses.replace(config.dist, pipeline_num_layers=config.model.num_layers)
-    return dataclasses.replace(config, dist=dist)
+    formats = config.precision.resolved(config.model.dtype)
+    return dataclasses.replace(config, dist=dist, precision=formats)
 
 
 def shorten(config: RunConfig) -> RunConfig:

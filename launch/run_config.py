@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from launch.precision import PrecisionConfig
 from models.remat import REMAT
 from models.rules import at_least, between, one_of
 
@@ -16,6 +17,7 @@ MASKINGS = ("token", "whole_word", "ngram")
 OPTIMIZERS = ("adamw", "lamb")
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "zero_bubble")
 VOCABULARY_PLACES = ("all_stages", "first_and_last_stage")
+ZERO_STAGES = (0, 1, 2, 3)
 SCHEDULES = ("constant", "cosine", "polynomial", "exponential", "steps")
 
 
@@ -33,6 +35,8 @@ class DataConfig:
     short_fraction: float = 0.1
     separate_documents: bool = True
     validation_files: tuple[str, ...] = ()
+    classes: tuple[str, ...] | None = None
+    label_smoothing: float = 0.0
     skip_broken: bool = False
     pixel_mean: tuple[float, ...] = (0.5,)
     pixel_std: tuple[float, ...] = (0.5,)
@@ -64,6 +68,7 @@ class DataConfig:
             crop_area=(0.01, 1),
             randaugment_magnitude=(0, 10),
             erasing_probability=(0, 1),
+            label_smoothing=(0, 1),
         )
         yield from one_of(self, masking=MASKINGS)
         if self.masked_fraction == 0:
@@ -139,6 +144,7 @@ class DistConfig:
     data_parallel_size: int = 1
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    sequence_parallel: bool = False
     pipeline_num_layers: int | None = None
     pipeline_schedule: str = "1f1b"
     pipeline_num_chunks: int = 1
@@ -176,6 +182,25 @@ class DistConfig:
             pipeline_schedule=PIPELINE_SCHEDULES,
             pipeline_vocabulary=VOCABULARY_PLACES,
         )
+        if self.sequence_parallel and self.tensor_parallel_size == 1:
+            yield (
+                "sequence_parallel=True splits activations over the ranks of"
+                " tensor_parallel_size=1, which is one. Use a size of at least 2, or"
+                " sequence_parallel=False."
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroConfig:
+    """What is cut over data-parallel ranks; `configs.base` says what fields mean."""
+
+    stage: int = 0
+    min_size: int = 2**14
+
+    def broken_rules(self) -> Iterator[str]:
+        """Yields one sentence per broken rule."""
+        yield from one_of(self, stage=ZERO_STAGES)
+        yield from at_least(self, min_size=1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +255,8 @@ class RunConfig:
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     dist: DistConfig = DistConfig()
+    zero: ZeroConfig = ZeroConfig()
+    precision: PrecisionConfig = PrecisionConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 

@@ -1,6 +1,7 @@
 """Train state, created already sharded."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -9,25 +10,46 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from launch import loss_scale
+from launch.loss_scale import LossScale, LossScaling
 from models.sharding import Rows, match_rows
 from models.stacked import Params, StackedModel, path_of
 from sbp import spec
 
 
-@jax.tree_util.register_dataclass
+@jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainState:
     """All that a step reads and writes.
 
+    As a tree it has no place for a field that is None, so that the checkpoint of a run
+    without loss scaling is the same whether or not runs can have it.
+
     Attributes:
-        step: int32 scalar, updates done.
+        step: int32 scalar, steps done: updates, and steps that were skipped.
         params: Parameters, blocks stacked.
         opt_state: State of the optimizer.
+        loss_scale: State of the loss scaling; None if the loss is not scaled.
     """
 
     step: Any
     params: Params
     opt_state: Any
+    loss_scale: LossScale | None = None
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple], tuple[str, ...]]:
+        """Returns the fields that are there, with their keys, and their names."""
+        optional = () if self.loss_scale is None else ("loss_scale",)
+        names = ("step", "params", "opt_state", *optional)
+        key = jax.tree_util.GetAttrKey
+        return [(key(name), getattr(self, name)) for name in names], names
+
+    @classmethod
+    def tree_unflatten(
+        cls, names: tuple[str, ...], values: Iterable[Any]
+    ) -> "TrainState":
+        """Returns the state with these fields."""
+        return cls(**dict(zip(names, values, strict=True)))
 
 
 def param_specs(model: StackedModel, rows: Rows, axis_names: tuple[str, ...]) -> Params:
@@ -57,10 +79,18 @@ def state_shardings(
     *,
     specs: Params,
     mesh: Mesh,
+    loss_scaling: LossScaling | None = None,
 ) -> TrainState:
     """Returns the sharding of every leaf of the train state.
 
-    Optimizer state lies like the parameter it belongs to; counters are everywhere.
+    Optimizer state lies like the parameter it belongs to; scalars are everywhere.
+
+    Args:
+        model: The model.
+        optimizer: The update rule.
+        specs: `PartitionSpec` of each parameter.
+        mesh: The devices.
+        loss_scaling: Of the run; None if the loss is not scaled.
     """
     params = jax.tree.map(lambda leaf: NamedSharding(mesh, leaf), specs)
     everywhere = NamedSharding(mesh, P())
@@ -71,7 +101,12 @@ def state_shardings(
         params,
         transform_non_params=lambda _: everywhere,
     )
-    return TrainState(step=everywhere, params=params, opt_state=opt_state)
+    return TrainState(
+        step=everywhere,
+        params=params,
+        opt_state=opt_state,
+        loss_scale=None if loss_scaling is None else loss_scale.filled(everywhere),
+    )
 
 
 def abstract_state(
@@ -82,6 +117,7 @@ def abstract_state(
         step=jax.ShapeDtypeStruct((), jnp.int32),
         params=model.shapes,
         opt_state=jax.eval_shape(optimizer.init, model.shapes),
+        loss_scale=shardings.loss_scale and loss_scale.abstract(None),
     )
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(
@@ -98,21 +134,20 @@ def create_state(
     *,
     seed: int,
     shardings: TrainState,
+    loss_scaling: LossScaling | None = None,
 ) -> TrainState:
     """Returns a new state; no device ever holds more than its shards.
 
     The values depend on the seed alone, not on the layout.
     """
-    init = jax.jit(
-        lambda seed: _init(model, optimizer, jax.random.key(seed)),
-        out_shardings=shardings,
-    )
-    return init(seed)
 
+    def init(seed: jax.Array) -> TrainState:
+        params = model.init(jax.random.key(seed))
+        return TrainState(
+            step=jnp.zeros((), jnp.int32),
+            params=params,
+            opt_state=optimizer.init(params),
+            loss_scale=None if loss_scaling is None else loss_scaling.init(),
+        )
 
-def _init(
-    model: StackedModel, optimizer: optax.GradientTransformation, key: jax.Array
-) -> TrainState:
-    params = model.init(key)
-    step = jnp.zeros((), jnp.int32)
-    return TrainState(step=step, params=params, opt_state=optimizer.init(params))
+    return jax.jit(init, out_shardings=shardings)(seed)

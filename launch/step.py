@@ -16,9 +16,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch import update
+from launch.loss_scale import LossScaling
 from launch.state import TrainState
+from launch.zero import Zero
 from models.remat import REMAT
-from models.stacked import Batch, Params, StackedModel
+from models.stacked import Batch, Params, StackedModel, split_blocks
 from sbp.pipeline.parts import AbstractPipeline, Parts
 from sbp.pipeline.region import ManualRegion
 
@@ -37,24 +39,28 @@ class StepConfig:
         optimizer: The update rule.
         learning_rate: Rate by step, for the metrics.
         region: Where code is written per stage and per data-parallel rank.
-        specs: `PartitionSpec` of each parameter.
+        zero: Which parts of the parameters each rank holds, and when they are whole.
+        specs: `PartitionSpec` of each parameter, as it is held.
         shardings: Sharding of each leaf of the state.
         num_microbatches: Of each data-parallel rank.
         seed: Of dropout; None if the model drops nothing.
         pipeline: Runs microbatches through the stages.
         remat: Name in `models.remat.REMAT`.
+        loss_scaling: How the loss is scaled; None if it is not.
     """
 
     model: StackedModel
     optimizer: optax.GradientTransformation
     learning_rate: optax.Schedule
     region: ManualRegion
+    zero: Zero
     specs: Params
     shardings: TrainState
     num_microbatches: int
     seed: int | None
     pipeline: AbstractPipeline
     remat: str = "none"
+    loss_scaling: LossScaling | None = None
 
     @property
     def mesh(self) -> Mesh:
@@ -75,26 +81,30 @@ def build_train_step(config: StepConfig) -> TrainStep:
     """
     region = config.region
 
-    def gradients(params: Params, batch: Batch, step: jax.Array) -> tuple[Any, Any]:
+    def gradients(params: Params, batch: Batch, step: Any, scale: Any) -> tuple:
         counts = region.psum(config.model.counts(batch), "data")
         keys_B = _sample_keys(config, step, batch)
-        blocks, outer = split_blocks(region.varying(params))
+        params = config.zero.gather_once(region.varying(params))
+        blocks, outer = split_blocks(params)
         sums, block_grads, outer_grads = config.pipeline.gradients(
-            _parts(config, counts), blocks, outer, _microbatches(config, batch, keys_B)
+            _parts(config, counts, scale),
+            blocks,
+            outer,
+            _microbatches(config, batch, keys_B),
         )
         sums = region.psum(sums, "stage", "data")
         grads = {"blocks": block_grads, **outer_grads}
         metrics = {name: sums[name] / counts[name] for name in sums}
-        return metrics, _reduce_gradients(region, config.specs, grads)
+        return metrics, config.zero.sum_gradients(grads, config.specs)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         metrics, grads = region.run(
             gradients,
-            in_specs=(config.specs, P("data"), P()),
+            in_specs=(config.specs, P("data"), P(), P()),
             out_specs=(P(), config.specs),
-        )(state.params, batch, state.step)
+        )(state.params, batch, state.step, state.loss_scale and state.loss_scale.scale)
         new, update_metrics = update.apply_gradients(
-            state, grads, config.optimizer, config.learning_rate
+            state, grads, config.optimizer, config.learning_rate, config.loss_scaling
         )
         return new, metrics | {"loss": objective(metrics)} | update_metrics
 
@@ -117,7 +127,8 @@ def build_eval_step(config: StepConfig) -> EvalStep:
 
     def sums_and_counts(params: Params, batch: Batch) -> tuple[Metrics, Metrics]:
         counts = config.model.counts(batch)
-        blocks, outer = split_blocks(region.varying(params))
+        params = config.zero.gather_once(region.varying(params))
+        blocks, outer = split_blocks(params)
         sums = config.pipeline.losses(
             _parts(config, counts), blocks, outer, _microbatches(config, batch, None)
         )
@@ -144,10 +155,12 @@ def build_output_step(config: StepConfig, head: Callable[..., Any]) -> OutputSte
     region, model = config.region, config.model
 
     def read(outer: Params, x: jax.Array, microbatch: Any) -> Any:
+        outer = config.zero.gather_outer(outer)
         return model.read(outer, x, microbatch[0], head)
 
     def outputs(params: Params, batch: Batch) -> Any:
-        blocks, outer = split_blocks(region.varying(params))
+        params = config.zero.gather_once(region.varying(params))
+        blocks, outer = split_blocks(params)
         found = config.pipeline.outputs(
             _parts(config, {}),
             blocks,
@@ -169,31 +182,33 @@ def build_output_step(config: StepConfig, head: Callable[..., Any]) -> OutputSte
     )
 
 
-def split_blocks(params: Params) -> tuple[Params, Params]:
-    """Returns the stacked blocks and all other parameters."""
-    outer = {name: value for name, value in params.items() if name != "blocks"}
-    return params["blocks"], outer
-
-
 def objective(means: Mapping[str, Any]) -> Any:
     """Returns the training loss: the sum of the losses among the means."""
     return sum(value for name, value in means.items() if name.endswith("_loss"))
 
 
-def _parts(config: StepConfig, counts: Metrics) -> Parts:
-    """Returns the model as functions of a microbatch ``(batch, keys_B)``."""
+def _parts(config: StepConfig, counts: Metrics, scale: Any = None) -> Parts:
+    """Returns the model as functions of a microbatch ``(batch, keys_B)``.
+
+    Args:
+        config: Of the run.
+        counts: What sums of losses are divided by.
+        scale: What the objective is multiplied by, a scalar; None for 1.
+    """
     model = config.model
 
     def losses(outer: Params, x: jax.Array, microbatch: Any) -> tuple[Any, Metrics]:
         sums = model.losses(outer, x, microbatch[0])
-        return objective({name: sums[name] / counts[name] for name in sums}), sums
+        total = objective({name: sums[name] / counts[name] for name in counts})
+        return total if scale is None else total * scale, sums
 
-    return Parts(
+    parts = Parts(
         embed=lambda outer, microbatch: model.embed(outer, *microbatch),
         context=lambda microbatch: model.context(*microbatch),
         block=REMAT[config.remat](model.block),
         losses=losses,
     )
+    return config.zero.over_data(parts)
 
 
 def _microbatches(config: StepConfig, batch: Batch, keys_B: Any) -> Any:
@@ -201,21 +216,6 @@ def _microbatches(config: StepConfig, batch: Batch, keys_B: Any) -> Any:
     return jax.tree.map(
         lambda x: x.reshape(config.num_microbatches, -1, *x.shape[1:]), (batch, keys_B)
     )
-
-
-def _reduce_gradients(region: ManualRegion, specs: Params, grads: Params) -> Params:
-    """Sums gradients over the ranks that hold the same parameter."""
-
-    def is_cut(spec: P) -> bool:
-        return any("stage" in (e if isinstance(e, tuple) else (e,)) for e in spec)
-
-    leaves, structure = jax.tree.flatten(grads)
-    cut = [is_cut(spec) for spec in jax.tree.leaves(specs)]
-    # One sum of all, rather than one for each.
-    whole = region.psum([g for g, c in zip(leaves, cut, strict=True) if not c], "stage")
-    pending = iter(whole)
-    leaves = [g if c else next(pending) for g, c in zip(leaves, cut, strict=True)]
-    return region.psum(jax.tree.unflatten(structure, leaves), "data")
 
 
 def _sample_keys(config: StepConfig, step: jax.Array, batch: Batch) -> jax.Array | None:

@@ -91,7 +91,11 @@ def make_steps(case):
         optimizer.build(config.optim, num_steps=config.train.num_steps),
     )
     shardings = state.state_shardings(
-        steps.model, rule, specs=steps.specs, mesh=steps.mesh
+        steps.model,
+        rule,
+        specs=steps.specs,
+        mesh=steps.mesh,
+        loss_scaling=steps.loss_scaling,
     )
     return dataclasses.replace(steps, optimizer=rule, shardings=shardings)
 
@@ -134,9 +138,10 @@ def create_state(case):
     )
     abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract)
-    return jax.device_put(
-        dataclasses.replace(zeros, params=params), steps.shardings, may_alias=False
-    )
+    scaling = steps.loss_scaling
+    scale = None if scaling is None else jax.device_get(scaling.init())
+    start = dataclasses.replace(zeros, params=params, loss_scale=scale)
+    return jax.device_put(start, steps.shardings, may_alias=False)
 
 
 @functools.cache
