@@ -30,31 +30,42 @@ class ModelFamily:
         config: Dataclass of its sizes.
         module: Makes it, ``module(config, rngs=rngs)``.
         rows: Its sharding table, by config.
+        heads: Names of its modules that belong to a task: one that begins with a
+            pre-trained model may begin with a new one of these.
     """
 
     config: type
     module: Callable[..., Any]
     rows: Callable[[Any], sharding.Rows]
+    heads: frozenset[str] = frozenset()
 
 
 MODELS = {
     "bert": ModelFamily(
-        config=bert.BertConfig, module=bert.Bert, rows=sharding.bert_rows
+        config=bert.BertConfig,
+        module=bert.Bert,
+        rows=sharding.bert_rows,
+        heads=frozenset({"pooler", "masked_lm", "next_sentence"}),
     ),
     "bert_classifier": ModelFamily(
         config=bert_heads.BertHeadConfig,
         module=bert_heads.BertClassifier,
         rows=sharding.bert_classifier_rows,
+        heads=frozenset({"pooler", "classifier"}),
     ),
     "bert_tagger": ModelFamily(
         config=bert_heads.BertHeadConfig,
         module=bert_heads.BertTagger,
         rows=sharding.bert_tagger_rows,
+        heads=frozenset({"classifier"}),
     ),
     "gpt2": ModelFamily(
         config=gpt2.Gpt2Config, module=gpt2.Gpt2, rows=lambda config: sharding.GPT2
     ),
     "vit": ModelFamily(
-        config=vit.VitConfig, module=vit.Vit, rows=lambda config: sharding.VIT
+        config=vit.VitConfig,
+        module=vit.Vit,
+        rows=lambda config: sharding.VIT,
+        heads=frozenset({"classifier"}),
     ),
 }

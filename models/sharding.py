@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import sbp
 from models import bert
-from sbp.signature import Component
+from sbp.signature import Component, Split
 
 Rows = Mapping[str, Mapping[str, Component]]
 
@@ -111,8 +111,7 @@ def match_rows(rows: Rows, paths: Sequence[str]) -> dict[str, Mapping[str, Compo
         {'mlp/bias': {'tensor': sbp.split(0)}}
     """
     matches = {
-        path: [pattern for pattern in rows if _is_match(pattern, path)]
-        for path in paths
+        path: [pattern for pattern in rows if is_match(pattern, path)] for path in paths
     }
     used = {pattern for patterns in matches.values() for pattern in patterns}
     problems = [
@@ -130,7 +129,41 @@ def match_rows(rows: Rows, paths: Sequence[str]) -> dict[str, Mapping[str, Compo
     return {path: rows[found[0]] for path, found in matches.items()}
 
 
-def _is_match(pattern: str, path: str) -> bool:
+def adapter_rows(
+    row: Mapping[str, Component], *, num_in: int
+) -> tuple[dict[str, Component], dict[str, Component]]:
+    """Returns the rows of the two maps that stand beside a linear map.
+
+    They are ``(*in, rank)`` and ``(rank, *out)``. Where the outputs of the kernel are
+    split, those of the second are; where its inputs are, those of the first.
+
+    Args:
+        row: Of the kernel, ``(*in, *out)``.
+        num_in: Dims of the input.
+
+    Example:
+        >>> adapter_rows({"tensor": sbp.split(2)}, num_in=1)  # columns
+        ({}, {'tensor': sbp.split(2)})
+        >>> adapter_rows({"tensor": sbp.split(0)}, num_in=2)  # rows
+        ({'tensor': sbp.split(0)}, {})
+    """
+    first, second = {}, {}
+    for axis, component in row.items():
+        if isinstance(component, Split):
+            if component.dim < num_in:
+                first[axis] = component
+            else:
+                second[axis] = sbp.split(component.dim - num_in + 1)
+    return first, second
+
+
+def is_match(pattern: str, path: str) -> bool:
+    """Whether a path is of a pattern, ``*`` standing for any one segment.
+
+    Example:
+        >>> [is_match("mlp/*", path) for path in ("mlp/bias", "mlp", "mlp/up/bias")]
+        [True, False, False]
+    """
     wanted, given = pattern.split("/"), path.split("/")
     return len(wanted) == len(given) and all(
         w in ("*", g) for w, g in zip(wanted, given, strict=True)

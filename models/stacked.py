@@ -6,7 +6,7 @@ nested dict with the paths of the model, ``{"blocks": <stacked>, ...}``.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +38,10 @@ class StackedModel:
         adapt_block: Changes a block before it is used. Nothing by default.
         before_blocks: Applied to the input of the first block.
         after_blocks: Applied to the output of the last.
+        is_trained: Whether a parameter is, by its path in a sharding table; the others
+            have no gradients. All by default.
+        tally: ``tally(model, x, batch)``: sums that `losses` returns besides those of
+            the model, which divides them by nothing. None by default.
     """
 
     build: Callable[[nnx.Rngs], Any]
@@ -52,6 +56,8 @@ class StackedModel:
     adapt_block: Callable[[Any], None] = lambda block: None
     before_blocks: Callable[[jax.Array], jax.Array] = lambda x: x
     after_blocks: Callable[[jax.Array], jax.Array] = lambda x: x
+    is_trained: Callable[[str], bool] = lambda path: True
+    tally: Callable[..., Batch] = lambda model, x, batch: {}
 
     @property
     def shapes(self) -> Params:
@@ -81,6 +87,13 @@ class StackedModel:
         blocks = jax.vmap(init_block)(jnp.asarray(self.layer_order))
         return {"blocks": blocks, **pure_state(model)}
 
+    def trained(self, params: Any) -> Any:
+        """Returns the trained part of the parameters, or of what has their paths.
+
+        Anything but nested dicts is returned as it is: Optax sends placeholders.
+        """
+        return _select(params, self.is_trained)
+
     def embed(self, outer: Params, batch: Batch, keys_B: jax.Array | None) -> jax.Array:
         """Returns the input of the first block, from the parameters without blocks."""
         x = self._merge(outer).embed(batch, fold_keys(keys_B, 0))
@@ -102,13 +115,15 @@ class StackedModel:
             layer: Its index in the stack.
         """
         mask, keys_B = context
-        module = nnx.merge(self.block_def, nnx.State(block))
+        state = nnx.State(self._freeze(block, "blocks/*/"))
+        module = nnx.merge(self.block_def, state)
         self.adapt_block(module)
         return module(x, mask, fold_keys(keys_B, 1 + layer), layer)
 
     def losses(self, outer: Params, x: jax.Array, batch: Batch) -> Batch:
         """Returns the model's ``losses``, from the parameters without blocks."""
-        return self._merge(outer).losses(self.after_blocks(x), batch)
+        model, x = self._merge(outer), self.after_blocks(x)
+        return {**model.losses(x, batch), **self.tally(model, x, batch)}
 
     def read(
         self, outer: Params, x: jax.Array, batch: Batch, head: Callable[..., Any]
@@ -121,9 +136,18 @@ class StackedModel:
         return self.model_class.counts(batch)
 
     def _merge(self, outer: Params) -> Any:
-        model = nnx.merge(self.outer_def, nnx.State(outer))
+        model = nnx.merge(self.outer_def, nnx.State(self._freeze(outer, "")))
         self.adapt(model)
         return model
+
+    def _freeze(self, params: Params, prefix: str) -> Params:
+        """Returns parameters of which those that are not trained have no gradient."""
+
+        def freeze(path: tuple, leaf: jax.Array) -> jax.Array:
+            name = prefix + "/".join(str(key.key) for key in path)
+            return leaf if self.is_trained(name) else jax.lax.stop_gradient(leaf)
+
+        return jax.tree.map_with_path(freeze, params)
 
 
 def stack(build: Callable[[nnx.Rngs], Any]) -> StackedModel:
@@ -170,6 +194,12 @@ def pure_state(module: nnx.Module) -> Params:
     return nnx.to_pure_dict(nnx.state(module))
 
 
+def split_blocks(params: Params) -> tuple[Params, Params]:
+    """Returns the stacked blocks and all other parameters."""
+    outer = {name: value for name, value in params.items() if name != "blocks"}
+    return params["blocks"], outer
+
+
 def path_of(key_path: tuple) -> str:
     """Returns the path of a leaf as sharding tables write it.
 
@@ -178,10 +208,27 @@ def path_of(key_path: tuple) -> str:
         >>> [path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(leaf)]
         ['blocks/*/mlp/bias']
     """
-    names = [str(key.key) for key in key_path]
-    if names[0] == "blocks":
-        names.insert(1, "*")
-    return "/".join(names)
+    return _join([str(key.key) for key in key_path])
+
+
+def _select(tree: Any, is_chosen: Callable[[str], bool], names: tuple = ()) -> Any:
+    """Returns the leaves of the chosen paths; dicts without any are left out."""
+    if not isinstance(tree, dict):
+        return tree
+    found = {}
+    for name, value in tree.items():
+        inside = (*names, name)
+        if isinstance(value, dict):
+            if part := _select(value, is_chosen, inside):
+                found[name] = part
+        elif is_chosen(_join(inside)):
+            found[name] = value
+    return found
+
+
+def _join(names: Sequence[str]) -> str:
+    first, *rest = names
+    return "/".join(["blocks", "*", *rest] if first == "blocks" else names)
 
 
 def _shape(leaf: Any) -> tuple:
