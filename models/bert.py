@@ -14,6 +14,7 @@ from flax import nnx
 
 from models import block, layers, packing, vocabulary
 from models.losses import cross_entropy
+from models.masks import AttentionMask
 from models.rules import at_least
 
 Batch = dict[str, jax.Array]
@@ -103,12 +104,9 @@ class Encoder(nnx.Module):
         return self.embeddings(batch, keys_B)
 
     @staticmethod
-    def attention_mask(batch: Batch) -> jax.Array:
-        """Returns ``(B, 1, 1 or L, L)``: nobody looks at padding or other documents."""
-        mask = batch["is_token"][:, None, None]
-        if "documents" in batch:
-            mask &= packing.is_same_document(batch["documents"])
-        return mask
+    def attention_mask(batch: Batch) -> AttentionMask:
+        """Returns the mask: nobody looks at padding or other documents."""
+        return AttentionMask(is_key=batch["is_token"], documents=batch.get("documents"))
 
     def encode(self, batch: Batch, keys_B: jax.Array | None = None) -> jax.Array:
         """Returns the output of the last block, ``(B, L, D)``, on one device."""

@@ -101,17 +101,21 @@ class Block(nnx.Module):
             y_BLD = checkpoint_name(self.mlp(h_BLD), "mlp_down")
             return self._drop(y_BLD, fold_keys(keys_B, 2), layer)
 
-        dtype = x_BLD.dtype
         if self.config.norm_position == "pre":
-            x_BLD += mix(self.attention_norm(x_BLD).astype(dtype))
-            return x_BLD + transform(self.mlp_norm(x_BLD).astype(dtype))
-        x_BLD = self.attention_norm(x_BLD + mix(x_BLD)).astype(dtype)
-        return self.mlp_norm(x_BLD + transform(x_BLD)).astype(dtype)
+            x_BLD += mix(self._normalize("attention_norm", x_BLD))
+            return x_BLD + transform(self._normalize("mlp_norm", x_BLD))
+        x_BLD = self._normalize("attention_norm", x_BLD + mix(x_BLD))
+        return self._normalize("mlp_norm", x_BLD + transform(x_BLD))
+
+    def _normalize(self, name: str, x_BLD: jax.Array) -> jax.Array:
+        norm = {"attention_norm": self.attention_norm, "mlp_norm": self.mlp_norm}[name]
+        return checkpoint_name(norm(x_BLD).astype(x_BLD.dtype), name)
 
     def _drop(
         self, branch: jax.Array, keys_B: jax.Array | None, layer: int | jax.Array
     ) -> jax.Array:
-        branch = dropout(branch, self.config.dropout_rate, fold_keys(keys_B, 0))
+        rate, name = self.config.dropout_rate, "dropout_mask"
+        branch = dropout(branch, rate, fold_keys(keys_B, 0), name=name)
         if self.config.stochastic_depth_rate == 0:
             return branch
         # Equal blocks run as one program: only at run time does one know its depth.

@@ -8,10 +8,10 @@ import dataclasses
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from models import block, layers, packing, vocabulary
+from models.masks import AttentionMask
 from models.rules import at_least, one_of
 
 Batch = dict[str, jax.Array]
@@ -87,13 +87,9 @@ class Gpt2(nnx.Module):
         return layers.dropout(x_BLD, self.config.dropout_rate, keys_B)
 
     @staticmethod
-    def attention_mask(batch: Batch) -> jax.Array:
-        """Returns ``(1 or B, 1, L, L)``: nobody sees what follows, or other texts."""
-        length = batch["tokens"].shape[1]
-        mask = jnp.tril(jnp.ones((1, 1, length, length), bool))
-        if "documents" in batch:
-            mask &= packing.is_same_document(batch["documents"])
-        return mask
+    def attention_mask(batch: Batch) -> AttentionMask:
+        """Returns the mask: nobody sees what follows, or other texts."""
+        return AttentionMask(is_causal=True, documents=batch.get("documents"))
 
     def encode(self, batch: Batch, keys_B: jax.Array | None = None) -> jax.Array:
         """Returns the output of the last block, ``(B, L, D)``, on one device."""

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from models.rules import at_least, between, one_of
 
 DTYPES = ("float32", "bfloat16", "float16")
+ATTENTIONS = ("auto", "plain", "blocked", "cudnn")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,9 @@ class BlockConfig:
         init_scale: Standard deviation of the initial weights. The maps that write
             into the residual stream of a ``"pre"`` model are divided by
             ``sqrt(2 * num_layers)``, as in GPT-2.
+        attention: What computes attention: ``"plain"``, ``"blocked"`` or ``"cudnn"``,
+            see `models.attention`; ``"auto"`` leaves it to the launcher, and is plain
+            in a model by itself.
         dtype: Of the computation.
         param_dtype: Of the stored parameters.
     """
@@ -48,6 +53,7 @@ class BlockConfig:
     norm_epsilon: float = 1e-12
     activation: str = "gelu"
     init_scale: float = 0.02
+    attention: str = "auto"
     dtype: str = "float32"
     param_dtype: str = "float32"
 
@@ -72,6 +78,7 @@ class BlockConfig:
         yield from one_of(self, norm_position=("post", "pre"))
         yield from one_of(self, activation=tuple(ACTIVATIONS))
         yield from one_of(self, dtype=DTYPES, param_dtype=DTYPES)
+        yield from one_of(self, attention=ATTENTIONS)
         if self.num_heads > 0 and self.model_dim % self.num_heads:
             yield (
                 f"model_dim={self.model_dim} is not divisible by"
@@ -129,13 +136,16 @@ def fold_keys(keys_B: jax.Array | None, index: int | jax.Array) -> jax.Array | N
     return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys_B, index)
 
 
-def dropout(x: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Array:
+def dropout(
+    x: jax.Array, rate: float, keys_B: jax.Array | None, *, name: str = ""
+) -> jax.Array:
     """Zeroes a share ``rate`` of ``x`` and scales the rest up.
 
     Args:
         x: Shape ``(B, ...)``.
         rate: Share to drop; 0 returns ``x``.
         keys_B: One key per sample; None switches dropout off.
+        name: Of the mask, for `models.remat`; none by default.
 
     Returns:
         The shape and dtype of ``x``. The mask of a sample depends on its key alone.
@@ -143,7 +153,8 @@ def dropout(x: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Array:
     if keys_B is None or rate == 0.0:
         return x
     keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))
-    return jnp.where(keep(keys_B), x / (1 - rate), jnp.zeros_like(x))
+    mask = checkpoint_name(keep(keys_B), name) if name else keep(keys_B)
+    return jnp.where(mask, x / (1 - rate), jnp.zeros_like(x))
 
 
 def stochastic_depth(

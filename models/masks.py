@@ -16,7 +16,7 @@ Index = int | jax.Array
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["is_key_BT", "documents_BL", "key_documents_BT", "shift"],
+    data_fields=["is_key", "documents", "key_documents", "shift"],
     meta_fields=["is_causal"],
 )
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,25 +28,25 @@ class AttentionMask:
 
     Attributes:
         is_causal: Whether a query sees no position after its own.
-        is_key_BT: Boolean, False on keys that nobody may see, such as padding; None if
-            there are none.
-        documents_BL: Integers, by query; a query sees only keys of the same number.
+        is_key: Boolean ``(B, T)``, False on keys that nobody may see, such as padding;
+            None if there are none.
+        documents: Integers ``(B, L)``, by query, who sees only keys of the same number.
             None if a row is one document.
-        key_documents_BT: The same by key; None if keys and queries are the same.
+        key_documents: The same by key, ``(B, T)``; None if keys and queries are the
+            same.
         shift: Position of the first query minus that of the first key; None for 0.
     """
 
     is_causal: bool = False
-    is_key_BT: jax.Array | None = None
-    documents_BL: jax.Array | None = None
-    key_documents_BT: jax.Array | None = None
+    is_key: jax.Array | None = None
+    documents: jax.Array | None = None
+    key_documents: jax.Array | None = None
     shift: Index | None = None
 
     @property
-    def hides_nothing(self) -> bool:
-        """Whether every query sees every key."""
-        has_arrays = self.is_key_BT is not None or self.documents_BL is not None
-        return not (self.is_causal or has_arrays)
+    def offset(self) -> Index:
+        """``shift`` as a number."""
+        return 0 if self.shift is None else self.shift
 
     def visible(self, num_queries: int, num_keys: int) -> jax.Array | None:
         """Returns where a query sees a key, boolean ``(B or 1, L, T)``.
@@ -58,18 +58,19 @@ class AttentionMask:
             num_keys: T.
 
         Example:
-            >>> mask = AttentionMask(is_causal=True, documents_BL=jnp.array([[0, 0, 1]]))
+            >>> documents = jnp.array([[0, 0, 1]])
+            >>> mask = AttentionMask(is_causal=True, documents=documents)
             >>> mask.visible(3, 3)[0].astype(int).tolist()
             [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
         """
         parts = []
         if self.is_causal:
             query_L, key_T = jnp.arange(num_queries), jnp.arange(num_keys)
-            parts.append(key_T[None] <= query_L[:, None] + (self.shift or 0))
-        if self.is_key_BT is not None:
-            parts.append(self.is_key_BT[..., None, :])
-        if self.documents_BL is not None:
-            own, others = self.documents_BL, self._key_documents
+            parts.append(key_T[None] <= query_L[:, None] + self.offset)
+        if self.is_key is not None:
+            parts.append(self.is_key[..., None, :])
+        own, others = self.documents, self._key_documents
+        if own is not None and others is not None:
             parts.append(own[..., :, None] == others[..., None, :])
         if not parts:
             return None
@@ -113,10 +114,10 @@ class AttentionMask:
 
         return AttentionMask(
             is_causal=self.is_causal,
-            is_key_BT=cut(self.is_key_BT, first_key, num_keys),
-            documents_BL=cut(self.documents_BL, first_query, num_queries),
-            key_documents_BT=cut(self._key_documents, first_key, num_keys),
-            shift=first_query - first_key + (self.shift or 0),
+            is_key=cut(self.is_key, first_key, num_keys),
+            documents=cut(self.documents, first_query, num_queries),
+            key_documents=cut(self._key_documents, first_key, num_keys),
+            shift=first_query - first_key + self.offset,
         )
 
     def pad(self, num_queries: int, num_keys: int) -> "AttentionMask":
@@ -124,7 +125,7 @@ class AttentionMask:
 
         Args:
             num_queries: By how many.
-            num_keys: By how many; at least 1 needs ``is_key_BT``.
+            num_keys: By how many; at least 1 needs ``is_key``.
         """
 
         def add(x: jax.Array | None, number: int) -> jax.Array | None:
@@ -134,13 +135,13 @@ class AttentionMask:
 
         return dataclasses.replace(
             self,
-            is_key_BT=add(self.is_key_BT, num_keys),
-            key_documents_BT=add(self._key_documents, num_keys),
-            documents_BL=add(self.documents_BL, num_queries),
+            is_key=add(self.is_key, num_keys),
+            key_documents=add(self._key_documents, num_keys),
+            documents=add(self.documents, num_queries),
         )
 
     @property
     def _key_documents(self) -> jax.Array | None:
-        if self.key_documents_BT is None:
-            return self.documents_BL
-        return self.key_documents_BT
+        if self.key_documents is None:
+            return self.documents
+        return self.key_documents

@@ -10,16 +10,6 @@ import jax.numpy as jnp
 Batch = dict[str, jax.Array]
 
 
-def is_same_document(documents_BL: jax.Array) -> jax.Array:
-    """Returns the attention mask, boolean ``(B, 1, L, L)``, a block per document.
-
-    Example:
-        >>> is_same_document(jnp.array([[0, 0, 1]]))[0, 0].astype(int).tolist()
-        [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
-    """
-    return (documents_BL[:, :, None] == documents_BL[:, None, :])[:, None]
-
-
 def positions_in_document(documents_BL: jax.Array) -> jax.Array:
     """Returns the position of each token in its own document, int32 ``(B, L)``.
 

@@ -1,11 +1,12 @@
 """Dropout on attention weights, by position: any block of the mask by itself.
 
-What is dropped is what ``dropout(weights_BHLT, rate, keys_B)`` of `models.layers` drops:
-whether a weight is kept depends on its sample's key and on head, query and key alone.
+What is dropped is what `models.layers.dropout` drops of ``(B, H, L, T)``: whether a
+weight is kept depends on its sample's key and on head, query and key alone.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +17,16 @@ from models.masks import Index
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["keys_B", "first_head", "first_query", "first_key"],
+    data_fields=["words", "first_head", "first_query", "first_key"],
     meta_fields=["rate", "num_queries", "num_keys"],
 )
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WeightDropout:
-    """What is dropped of the weights ``(B, H, L, T)``. A pytree.
+    """What is dropped of weights ``(B, H, L, T)``, or of a part of them. A pytree.
 
     Attributes:
         rate: Share that is dropped.
-        keys_B: Threefry keys, one per sample.
+        words: Data of a threefry key per sample, uint32 ``(B, 2)``.
         num_queries: L of the whole.
         num_keys: T of the whole.
         first_head: Where the heads at hand begin in the whole.
@@ -34,37 +35,72 @@ class WeightDropout:
     """
 
     rate: float
-    keys_B: jax.Array
+    words: jax.Array
     num_queries: int
     num_keys: int
     first_head: Index = 0
     first_query: Index = 0
     first_key: Index = 0
 
-    def keep(
-        self, key: jax.Array, head: Index, query: Index, first: Index, shape: tuple
-    ) -> jax.Array:
-        """Returns which weights of a block are kept, boolean.
+    def of_head(
+        self, words: jax.Array, head: Index
+    ) -> Callable[[Index, Index, tuple[int, int]], jax.Array]:
+        """Returns ``keep(query, key, shape)``: which weights of a block are kept.
 
         Args:
-            key: Of the sample.
-            head: Counted from ``first_head``.
-            query: First query of the block, counted from ``first_query``.
-            first: First key of the block, counted from ``first_key``.
-            shape: Queries and keys of the block.
+            words: Those of the sample.
+            head: Counted from ``first_head``, as query and key are from theirs.
         """
-        row = (self.first_head + head) * self.num_queries + self.first_query + query
-        rows_L = jnp.asarray(row + jnp.arange(shape[0]), jnp.uint32)
-        columns_T = jnp.asarray(
-            self.first_key + first + jnp.arange(shape[1]), jnp.uint32
+
+        def keep(query: Index, key: Index, shape: tuple[int, int]) -> jax.Array:
+            row = (self.first_head + head) * self.num_queries + self.first_query + query
+            rows_L = (row + jnp.arange(shape[0])).astype(jnp.uint32)
+            column = self.first_key + key
+            columns_T = (column + jnp.arange(shape[1])).astype(jnp.uint32)
+            bits_LT = _bits(words, rows_L[:, None], columns_T[None], self.num_keys)
+            # Uniform numbers are multiples of 2 ** -23; those below 1 - rate are kept.
+            num_kept = np.uint32(np.ceil(np.float32(1 - self.rate) * 2.0**23))
+            return (bits_LT >> np.uint32(9)) < num_kept
+
+        return keep
+
+
+def make(
+    rate: float, keys_B: jax.Array | None, *, num_queries: int, num_keys: int
+) -> WeightDropout | None:
+    """Returns the dropout of whole weights; None if nothing is dropped.
+
+    Args:
+        rate: Share to drop.
+        keys_B: One key per sample; None switches dropout off.
+        num_queries: L.
+        num_keys: T.
+
+    Raises:
+        ValueError: If the keys are not threefry keys.
+    """
+    if keys_B is None or rate == 0:
+        return None
+    name = str(jax.random.key_impl(keys_B))
+    if name != "threefry2x32":
+        raise ValueError(
+            f"Dropout of attention weights in blocks was given keys of {name!r}, and"
+            " knows the bits of 'threefry2x32' alone. Make keys of that, which is"
+            " jax_default_prng_impl unless changed, or set model.attention='plain'."
         )
-        high_L1, low_L1 = _product(rows_L[:, None], self.num_keys)
-        low_LT = low_L1 + columns_T[None]
-        high_LT = high_L1 + (low_LT < low_L1).astype(jnp.uint32)
-        bits_LT = _threefry(jax.random.key_data(key), high_LT, low_LT)
-        # Uniform numbers are the multiples of 2 ** -23; those below 1 - rate are kept.
-        num_kept = np.uint32(np.ceil(np.float32(1 - self.rate) * 2.0**23))
-        return (bits_LT >> np.uint32(9)) < num_kept
+    return WeightDropout(
+        rate=rate,
+        words=jax.random.key_data(keys_B),
+        num_queries=num_queries,
+        num_keys=num_keys,
+    )
+
+
+def _bits(words: jax.Array, row: jax.Array, column: jax.Array, width: int) -> jax.Array:
+    """Returns the random bits of places in an array of rows of ``width``."""
+    high, low = _product(row, width)
+    place = low + column
+    return _threefry(words, high + (place < low).astype(jnp.uint32), place)
 
 
 def _product(a: jax.Array, b: int) -> tuple[jax.Array, jax.Array]:

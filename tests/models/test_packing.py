@@ -52,4 +52,3 @@ def test_documents_may_have_any_numbers_that_change_at_their_ends():
     documents = jnp.array([[7, 7, 0, 3, 3], [1, 2, 2, 2, 2]], jnp.int32)
     positions = packing.positions_in_document(documents)
     assert positions.tolist() == [[0, 1, 0, 0, 1], [0, 0, 1, 2, 3]]
-    assert packing.is_same_document(documents).shape == (2, 1, 5, 5)
