@@ -11,11 +11,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from launch import bert_data, flops, gpt2_data, image_data, input_pipeline
+from launch import (
+    bert_data,
+    flops,
+    gpt2_data,
+    image_data,
+    input_pipeline,
+    labelled_data,
+    scores,
+)
 from launch.input_pipeline import InputPipeline, Splits
 from launch.run_config import DataConfig, RunConfig
 
 Arrays = dict[str, jax.ShapeDtypeStruct]
+Batch = dict[str, jax.Array]
 Means = dict[str, float]
 
 
@@ -24,9 +33,19 @@ def no_rules(config: RunConfig) -> Iterator[str]:
     yield from ()
 
 
-def no_metrics(means: Mapping[str, float]) -> Means:
+def no_scores(means: Mapping[str, float], sums: Mapping[str, np.ndarray]) -> Means:
     """Returns nothing."""
     return {}
+
+
+def no_tally(model: Any, x: jax.Array, batch: Batch) -> Batch:
+    """Returns nothing."""
+    return {}
+
+
+def tallies(model: Any, x: jax.Array, batch: Batch) -> Batch:
+    """Returns the ``tallies`` of a model that tells classes apart."""
+    return model.tallies(x, batch)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +60,10 @@ class Family:
         data_fields: What the data depends on in the section ``data``.
         split_sizes: Sizes of a model that are split over ``tensor``, by name.
         broken_rules: One sentence per broken rule between ``data`` and ``model``.
-        eval_metrics: What to report besides, from the means over the held-out split.
+        tally: What evaluation sums up besides losses, such as what F1 scores are made
+            of: ``tally(model, x, batch)``, from the output of the last block.
+        scores: What evaluation reports besides, from the means over the held-out split
+            and from the sums.
     """
 
     open_splits: Callable[[DataConfig, Any, int], Splits]
@@ -51,7 +73,8 @@ class Family:
     data_fields: frozenset[str]
     split_sizes: Callable[[Any], dict[str, int]]
     broken_rules: Callable[[RunConfig], Iterator[str]] = no_rules
-    eval_metrics: Callable[[Mapping[str, float]], Means] = no_metrics
+    tally: Callable[[Any, jax.Array, Batch], Batch] = no_tally
+    scores: Callable[[Mapping[str, float], Mapping[str, np.ndarray]], Means] = no_scores
 
 
 def build(config: RunConfig, *, rows: slice = slice(None)) -> InputPipeline:
@@ -121,8 +144,8 @@ def _sequence_fits(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _images_fit(config: RunConfig) -> Iterator[str]:
-    data, num = config.data, config.model.num_channels
+def _classes_fit(config: RunConfig) -> Iterator[str]:
+    data, num_classes = config.data, config.model.num_classes
     if data.validation_files and (
         data.validation_fraction != DataConfig().validation_fraction
     ):
@@ -130,6 +153,22 @@ def _images_fit(config: RunConfig) -> Iterator[str]:
             f"data.validation_fraction={data.validation_fraction} has no meaning beside"
             f" data.validation_files={data.validation_files}. Leave one of them out."
         )
+    if data.classes is not None and len(data.classes) > num_classes:
+        yield (
+            f"data.classes names {len(data.classes)} classes, more than"
+            f" model.num_classes={num_classes}. Set"
+            f" model.num_classes={len(data.classes)}."
+        )
+
+
+def _labelled_texts_fit(config: RunConfig) -> Iterator[str]:
+    yield from _sequence_fits(config)
+    yield from _classes_fit(config)
+
+
+def _images_fit(config: RunConfig) -> Iterator[str]:
+    yield from _classes_fit(config)
+    data, num = config.data, config.model.num_channels
     if num not in (1, 3):
         yield (
             f"model.num_channels={num}, but images are read as gray or as RGB. Use 1"
@@ -155,6 +194,22 @@ def _bert_flops(config: RunConfig) -> int:
     )
 
 
+def _bert_classifier_flops(config: RunConfig) -> int:
+    return flops.bert_classifier_train_flops(
+        config.model,
+        seq_length=config.data.seq_length,
+        num_samples=config.train.global_batch_size,
+    )
+
+
+def _bert_tagger_flops(config: RunConfig) -> int:
+    return flops.bert_tagger_train_flops(
+        config.model,
+        seq_length=config.data.seq_length,
+        num_samples=config.train.global_batch_size,
+    )
+
+
 def _gpt2_flops(config: RunConfig) -> int:
     return flops.gpt2_train_flops(
         config.model,
@@ -166,11 +221,6 @@ def _gpt2_flops(config: RunConfig) -> int:
 def _vit_flops(config: RunConfig) -> int:
     size = config.train.global_batch_size
     return flops.vit_train_flops(config.model, num_samples=size)
-
-
-def _perplexity(means: Mapping[str, float]) -> Means:
-    with np.errstate(over="ignore"):
-        return {"perplexity": float(np.exp(means["lm_loss"]))}
 
 
 def _text_sizes(model: Any) -> dict[str, int]:
@@ -191,6 +241,28 @@ FAMILIES = {
         split_sizes=_text_sizes,
         broken_rules=_sequence_fits,
     ),
+    "bert_classifier": Family(
+        open_splits=labelled_data.open_classifier_splits,
+        batch_shapes=labelled_data.classifier_batch_shapes,
+        train_flops=_bert_classifier_flops,
+        num_tokens=lambda config: config.data.seq_length,
+        data_fields=labelled_data.CLASSIFIER_FIELDS,
+        split_sizes=_text_sizes,
+        broken_rules=_labelled_texts_fit,
+        tally=tallies,
+        scores=scores.f1,
+    ),
+    "bert_tagger": Family(
+        open_splits=labelled_data.open_tagger_splits,
+        batch_shapes=labelled_data.tagger_batch_shapes,
+        train_flops=_bert_tagger_flops,
+        num_tokens=lambda config: config.data.seq_length,
+        data_fields=labelled_data.TAGGER_FIELDS,
+        split_sizes=_text_sizes,
+        broken_rules=_labelled_texts_fit,
+        tally=tallies,
+        scores=scores.f1,
+    ),
     "gpt2": Family(
         open_splits=gpt2_data.open_splits,
         batch_shapes=gpt2_data.batch_shapes,
@@ -199,7 +271,7 @@ FAMILIES = {
         data_fields=gpt2_data.FIELDS,
         split_sizes=_text_sizes,
         broken_rules=_sequence_fits,
-        eval_metrics=_perplexity,
+        scores=scores.perplexity,
     ),
     "vit": Family(
         open_splits=image_data.open_splits,
@@ -209,5 +281,7 @@ FAMILIES = {
         data_fields=image_data.FIELDS,
         split_sizes=_block_sizes,
         broken_rules=_images_fit,
+        tally=tallies,
+        scores=scores.f1,
     ),
 }

@@ -7,6 +7,7 @@ a second time, to save memory, does not count.
 """
 
 from models.bert import BertConfig
+from models.bert_heads import BertHeadConfig
 from models.gpt2 import Gpt2Config
 from models.layers import BlockConfig
 from models.vit import VitConfig
@@ -51,6 +52,37 @@ def bert_forward_flops(
     next_sentence = 2 * dim * (dim + 2)
     blocks = config.num_layers * block_forward_flops(config, seq_length=seq_length)
     return blocks + masked_lm + next_sentence
+
+
+def bert_classifier_train_flops(
+    config: BertHeadConfig, *, seq_length: int, num_samples: int
+) -> int:
+    """Returns the FLOPs of a training step of BERT that classifies texts.
+
+    Args:
+        config: The model.
+        seq_length: Tokens of a sample.
+        num_samples: Global batch size.
+    """
+    dim = config.model_dim
+    blocks = config.num_layers * block_forward_flops(config, seq_length=seq_length)
+    head = 2 * dim * (dim + config.num_classes)
+    return (1 + BACKWARD_FACTOR) * num_samples * (blocks + head)
+
+
+def bert_tagger_train_flops(
+    config: BertHeadConfig, *, seq_length: int, num_samples: int
+) -> int:
+    """Returns the FLOPs of a training step of BERT that classifies tokens.
+
+    Args:
+        config: The model.
+        seq_length: Tokens of a sample.
+        num_samples: Global batch size.
+    """
+    blocks = config.num_layers * block_forward_flops(config, seq_length=seq_length)
+    head = seq_length * 2 * config.model_dim * config.num_classes
+    return (1 + BACKWARD_FACTOR) * num_samples * (blocks + head)
 
 
 def gpt2_train_flops(config: Gpt2Config, *, seq_length: int, num_samples: int) -> int:

@@ -4,16 +4,17 @@ import jax
 import numpy as np
 
 from launch import input_pipeline
-from launch.data import cache, draws, image_samples, images
+from launch.data import cache, classes, draws, image_samples, images
 from launch.data.image_samples import ImageSamples, Recipe
 from launch.input_pipeline import Splits
 from launch.run_config import DataConfig
 from models.vit import VitConfig
 
 FIELDS = frozenset(
-    "files cache_dir validation_files validation_fraction skip_broken pixel_mean"
-    " pixel_std crop_area flip randaugment_layers randaugment_magnitude"
-    " erasing_probability mixup_alpha cutmix_alpha num_workers".split()
+    "files cache_dir validation_files validation_fraction classes label_smoothing"
+    " skip_broken pixel_mean pixel_std crop_area flip randaugment_layers"
+    " randaugment_magnitude erasing_probability mixup_alpha cutmix_alpha"
+    " num_workers".split()
 )
 
 
@@ -33,10 +34,15 @@ def open_splits(data: DataConfig, model: VitConfig, seed: int) -> Splits:
     cache_dir = cache.directory(data.cache_dir)
     found: images.AbstractImages
     if data.files:
-        found = images.open_folders(data.files, cache_dir, skip_broken=data.skip_broken)
+        found = images.open_folders(
+            data.files,
+            cache_dir,
+            classes=data.classes,
+            skip_broken=data.skip_broken,
+        )
     else:
-        found = images.load_digits()
-    _check_classes(found, model)
+        found = images.load_digits(data.classes)
+    classes.check(found.classes, name=found.name, num_classes=model.num_classes)
     held_from = found
     if data.validation_files:
         held_from = images.open_folders(
@@ -75,6 +81,7 @@ def open_splits(data: DataConfig, model: VitConfig, seed: int) -> Splits:
             f" {len(found.classes):,} classes, {len(held_out):,} held out"
             + _describe_left_out(found, held_from, is_held_out)
         ),
+        classes=found.classes,
     )
 
 
@@ -100,6 +107,7 @@ def _recipe(data: DataConfig, model: VitConfig) -> Recipe:
         erasing_probability=data.erasing_probability,
         mixup_alpha=data.mixup_alpha,
         cutmix_alpha=data.cutmix_alpha,
+        label_smoothing=data.label_smoothing,
     )
 
 
@@ -119,15 +127,6 @@ def _describe_left_out(
     if num_broken:
         text += f"; {num_broken:,} broken files left out"
     return text
-
-
-def _check_classes(found: images.AbstractImages, model: VitConfig) -> None:
-    if len(found.classes) > model.num_classes:
-        raise ValueError(
-            f"The images, {found.name}, are of {len(found.classes)} classes, more than"
-            f" model.num_classes={model.num_classes}. Set"
-            f" model.num_classes={len(found.classes)}."
-        )
 
 
 def _check_size(

@@ -57,6 +57,7 @@ class Splits:
         fingerprint: Digest of the data: equal where processes or runs read the same.
         summary: A line for the log.
         tokenizer: From text to ids and back; None for images.
+        classes: Names of the classes, by label; None if there are none.
     """
 
     train: AbstractSamples
@@ -64,6 +65,7 @@ class Splits:
     fingerprint: str
     summary: str
     tokenizer: Any = None
+    classes: tuple[str, ...] | None = None
 
 
 def build(
@@ -169,6 +171,11 @@ class InputPipeline:
     def tokenizer(self) -> Any:
         """From text to ids and back; None for images."""
         return self.splits.tokenizer
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes, by label; None if there are none."""
+        return self.splits.classes
 
     @property
     def fingerprint(self) -> str:

@@ -70,7 +70,7 @@ def run(options: command_line.Options) -> int:
     with Checkpointer(folder, keep=config.checkpoint.keep) as checkpointer:
         workdir.check(options.workdir, checkpointer, needs_checkpoint=is_continued)
         built = job.build(config, mesh)
-        say(*report.describe_config(config), built.data.summary())
+        say(*report.describe_config(built.config), built.data.summary())
         say(report.describe_devices(built, devices))
         if is_continued:
             say(*report.describe_changes(built, checkpointer))
@@ -79,7 +79,7 @@ def run(options: command_line.Options) -> int:
             evaluate(built, state)
             return 0
         # Not before: a run that cannot go on leaves the config of the one that could.
-        workdir.prepare(options.workdir, config, built.data.tokenizer)
+        workdir.prepare(options.workdir, built.config, built.data.tokenizer)
         if int(state.step) >= config.train.num_steps:
             say(report.describe_end(built, int(state.step)))
             return 0

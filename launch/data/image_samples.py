@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from launch.data import augmentation, draws, mixing
+from launch.data import augmentation, classes, draws, mixing
 from launch.data.images import AbstractImages
 
 Batch = dict[str, np.ndarray]
@@ -36,6 +36,7 @@ class Recipe:
     erasing_probability: float
     mixup_alpha: float
     cutmix_alpha: float
+    label_smoothing: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +86,11 @@ class ImageSamples:
         }
 
     def _targets(self, indices_B: np.ndarray) -> np.ndarray:
-        classes_C = np.arange(self.recipe.num_classes)[None]
-        labels_B1 = self.images.labels[indices_B][:, None]
-        return (classes_C == labels_B1).astype(np.float32)
+        return classes.one_hot(
+            self.images.labels[indices_B],
+            self.recipe.num_classes,
+            smoothing=self.recipe.label_smoothing if self.is_random else 0.0,
+        )
 
     def _images(
         self, indices_B: np.ndarray, samples_B: np.ndarray, *, which: int

@@ -19,6 +19,7 @@ from PIL import Image
 from launch.data import cache
 
 _NUM_NAMED = 5  # of many files, in an error
+_DIGITS = tuple("0123456789")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,11 +74,15 @@ def fingerprint(images: AbstractImages) -> str:
     return digest.hexdigest()
 
 
-def load_digits() -> ArrayImages:
+def load_digits(classes: Sequence[str] | None = None) -> ArrayImages:
     """Returns 1,797 handwritten digits, gray, 8 by 8 pixels.
 
+    Args:
+        classes: Their names, by label; the ten digits are among them. None: these.
+
     Raises:
-        ValueError: If scikit-learn, which carries them, is not installed.
+        ValueError: If ``classes`` lack a digit, or scikit-learn, which carries them, is
+            not installed.
     """
     try:
         from sklearn import datasets
@@ -87,13 +92,20 @@ def load_digits() -> ArrayImages:
             " not installed. Install the extra 'vision', pip install -e '.[vision]',"
             " or name your own folders of images."
         ) from error
+    names = tuple(classes or _DIGITS)
+    if lacking := [digit for digit in _DIGITS if digit not in names]:
+        raise ValueError(
+            f"data.classes names {len(names)} classes, but not {_and_more(lacking)}."
+            " Without data.files the images are handwritten digits. Name your own"
+            " folders of images in data.files, or leave data.classes out."
+        )
     found = datasets.load_digits()
     pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)
     hashes = [_hash(image.tobytes()) for image in pixels]
     return ArrayImages(
         name="the digits of scikit-learn",
-        classes=tuple("0123456789"),
-        labels=found.target.astype(np.int64),
+        classes=names,
+        labels=np.array([names.index(str(digit)) for digit in found.target]),
         hashes=np.array(hashes, np.uint64),
         pixels=pixels,
     )
@@ -122,8 +134,9 @@ def open_folders(
     paths, names = _list(folders)
     if unknown := sorted(set(names) - set(classes or names)):
         raise ValueError(
-            f"{_and_more(folders)} has classes that the images to train on have not:"
-            f" {_and_more(unknown)}. Rename or remove these folders."
+            f"{_and_more(folders)} has classes that are not among the"
+            f" {len(classes or names)} known ones: {_and_more(unknown)}. Rename or"
+            " remove these folders, or name all classes in data.classes."
         )
     classes = tuple(classes or sorted(set(names)))
     hashes, reasons = _check(paths, cache_dir)

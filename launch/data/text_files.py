@@ -18,11 +18,12 @@ JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 LARGE_FILE = 2**26  # bytes
 
 
-def expand(files: Sequence[str]) -> list[pathlib.Path]:
+def expand(files: Sequence[str], field: str = "data.files") -> list[pathlib.Path]:
     """Returns the files that paths and patterns name.
 
     Args:
         files: Paths, or patterns such as ``wiki/*.jsonl.gz``, whose files are sorted.
+        field: That they are from, for messages.
 
     Raises:
         FileNotFoundError: If files are missing: all of them are named.
@@ -32,17 +33,17 @@ def expand(files: Sequence[str]) -> list[pathlib.Path]:
     paths = [pathlib.Path(path) for file in files for path in found[file]]
     if missing := [str(path) for path in paths if not path.exists()]:
         raise FileNotFoundError(
-            f"data.files names {len(missing)} of {len(paths)} files that do not exist:"
+            f"{field} names {len(missing)} of {len(paths)} files that do not exist:"
             f" {_list(missing)}. Paths are relative to '{pathlib.Path.cwd()}'."
         )
     if folders := [str(path) for path in paths if path.is_dir()]:
         raise ValueError(
-            f"data.files names folders: {_list(folders)}. Name the files in them, for"
+            f"{field} names folders: {_list(folders)}. Name the files in them, for"
             f" example '{folders[0]}/*.txt'."
         )
     if empty := [str(path) for path in paths if path.stat().st_size == 0]:
         raise ValueError(
-            f"data.files names empty files: {_list(empty)}. Remove them, or fill them."
+            f"{field} names empty files: {_list(empty)}. Remove them, or fill them."
         )
     return paths
 

@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from launch.data import cache
-from launch.data.corpus import Corpus
+from launch.data.token_store import AbstractCorpus
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"
@@ -46,7 +46,7 @@ class Vocabulary:
 
 
 def train(
-    corpus: Corpus, cache_dir: pathlib.Path, *, vocab_size: int
+    corpus: AbstractCorpus, cache_dir: pathlib.Path, *, vocab_size: int
 ) -> tokenizers.Tokenizer:
     """Returns a lower-case WordPiece tokenizer of the corpus, trained or cached.
 
@@ -207,12 +207,12 @@ def _wordpiece(ids: dict[str, int], *, lowercase: bool) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _write(path: pathlib.Path, corpus: Corpus, vocab_size: int) -> None:
+def _write(path: pathlib.Path, corpus: AbstractCorpus, vocab_size: int) -> None:
     # Not by `Tokenizer.save`: a full disk is to be an OSError.
     path.write_text(_train(corpus, vocab_size).to_str(pretty=True), encoding="utf-8")
 
 
-def _train(corpus: Corpus, vocab_size: int) -> tokenizers.Tokenizer:
+def _train(corpus: AbstractCorpus, vocab_size: int) -> tokenizers.Tokenizer:
     # The trainer numbers '##x' as it meets them in a hash map, and breaks ties between
     # merges by number. Numbering every letter before it starts makes the result one.
     # Half of the vocabulary at most goes to letters, which matters for Chinese.
@@ -233,7 +233,7 @@ def _train(corpus: Corpus, vocab_size: int) -> tokenizers.Tokenizer:
     return _wordpiece(ids, lowercase=True)
 
 
-def _alphabet(corpus: Corpus, *, limit: int) -> list[str]:
+def _alphabet(corpus: AbstractCorpus, *, limit: int) -> list[str]:
     """Returns the most frequent characters after normalization, in order."""
     raw: collections.Counter[str] = collections.Counter()
     for texts in _batches(corpus):
@@ -253,7 +253,7 @@ def _joins(letter: str) -> bool:
     return len(pre_tokenizers.BertPreTokenizer().pre_tokenize_str(text)) == 1
 
 
-def _batches(corpus: Corpus) -> Iterator[list[str]]:
+def _batches(corpus: AbstractCorpus) -> Iterator[list[str]]:
     texts: list[str] = []
     for sentences in corpus.documents():
         texts.append(" ".join(sentences))

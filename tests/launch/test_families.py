@@ -12,15 +12,24 @@ from flax import nnx
 from launch import families, flops, resolve, run_config
 from launch.families import FAMILIES
 from launch.resolve import ConfigError, DeviceCount
-from models import MODELS, gpt2, vit
+from models import MODELS, bert_heads, gpt2, vit
 
 BATCH_SIZE = 8
 SIZES = {"num_layers": 2, "model_dim": 32, "num_heads": 4, "mlp_dim": 64}
 TEXT = {"vocab_size": 320, "max_len": 32, **SIZES}
 IMAGE = {"image_size": 16, "patch_size": 8, "num_channels": 1, "num_classes": 10}
-MODEL_FIELDS = {"bert": TEXT, "gpt2": TEXT, "vit": {**IMAGE, **SIZES}}
+HEAD = {**TEXT, "num_classes": 7}
+MODEL_FIELDS = {
+    "bert": TEXT,
+    "bert_classifier": HEAD,
+    "bert_tagger": HEAD,
+    "gpt2": TEXT,
+    "vit": {**IMAGE, **SIZES},
+}
 DATA_FIELDS = {
     "bert": {"seq_length": 32},
+    "bert_classifier": {"seq_length": 32, "label_smoothing": 0.1},
+    "bert_tagger": {"seq_length": 32},
     "gpt2": {"seq_length": 32},
     "vit": {"crop_area": 0.5, "mixup_alpha": 0.2, "cutmix_alpha": 1.0},
 }
@@ -39,13 +48,29 @@ def folder(tmp_path_factory):
 
     lines = [json.dumps({"text": document()}) for _ in range(40)]
     (folder / "texts.jsonl").write_text("\n".join(lines))
+    words = [document().split() for _ in range(40)]
+    labelled = {
+        "classified": [{"text": " ".join(w), "label": len(w[0])} for w in words],
+        "tagged": [{"words": w, "labels": list(map(len, w))} for w in words],
+    }
+    for name, records in labelled.items():
+        lines = [json.dumps(record) for record in records]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
     return folder
+
+
+FILES = {
+    "bert": "texts",
+    "bert_classifier": "classified",
+    "bert_tagger": "tagged",
+    "gpt2": "texts",
+}
 
 
 def make_config(name, folder, *, size=BATCH_SIZE, **fields):
     given = {"cache_dir": str(folder / "cache"), "validation_fraction": 0.2}
-    if name != "vit":  # the digits
-        given["files"] = (str(folder / "texts.jsonl"),)
+    if name in FILES:  # or the digits
+        given["files"] = (str(folder / f"{FILES[name]}.jsonl"),)
     values = {
         "model": {"name": name, **MODEL_FIELDS[name]},
         "data": {**given, **DATA_FIELDS[name], **fields},
@@ -96,12 +121,18 @@ def test_batches_are_what_the_model_takes(folder, name):
     def means():
         model = MODELS[name].module(config.model, rngs=nnx.Rngs(0))
         arrays = jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), batch)
-        sums, counts = model.losses(model.encode(arrays), arrays), model.counts(arrays)
-        return {name: sums[name] / counts[name] for name in sums}
+        x = model.encode(arrays)
+        sums, counts = model.losses(x, arrays), model.counts(arrays)
+        tally = FAMILIES[name].tally(model, x, arrays)
+        return {name: sums[name] / counts[name] for name in sums}, tally
 
+    means, tally = means
     assert all(mean.shape == () for mean in means.values())
-    extra = FAMILIES[name].eval_metrics(dict.fromkeys(means, 2.0))
-    assert extra == ({"perplexity": np.exp(2.0)} if name == "gpt2" else {})
+    ones = {key: np.ones(value.shape) for key, value in tally.items()}
+    extra = FAMILIES[name].scores(dict.fromkeys(means, 2.0), ones)
+    ones = {"macro_f1": 1.0, "micro_f1": 1.0}
+    scores = {"bert": {}, "gpt2": {"perplexity": np.exp(2.0)}}
+    assert extra == scores.get(name, ones)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -145,7 +176,7 @@ def test_validation_is_every_sample_once_and_nothing_twice(folder, name):
         assert not key.endswith("weights") or (array[num:] == 0).all()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "vit"])
+@pytest.mark.parametrize("name", ["bert_tagger", "gpt2", "vit"])
 def test_worker_processes_give_the_same_batches(folder, name):
     expected = take(families.build(make_config(name, folder)).train_batches(2), 3)
 
@@ -175,6 +206,25 @@ def test_worker_processes_give_the_same_batches(folder, name):
             "data.validation_fraction=0.2 has no meaning beside data.validation_files=",
         ),
         ("vit", {"cutmix_alpha": -1.0}, "data.cutmix_alpha=-1.0 must be at least 0."),
+        ("vit", {"label_smoothing": 1.5}, "data.label_smoothing=1.5 must be between 0"),
+        (
+            "bert_tagger",
+            {"label_smoothing": 0.1},
+            "data.label_smoothing=0.1 has no meaning for model.name='bert_tagger'",
+        ),
+        ("bert", {"classes": ("a",)}, "data.classes=('a',) has no meaning for model"),
+        ("bert_tagger", {"seq_length": 33}, "data.seq_length=33 is longer than the 32"),
+        (
+            "bert_classifier",
+            {"validation_files": ("val.jsonl",)},
+            "data.validation_fraction=0.2 has no meaning beside data.validation_files=",
+        ),
+        (
+            "bert_classifier",
+            {"classes": tuple("abcdefgh")},
+            "data.classes names 8 classes, more than model.num_classes=7. Set model.num"
+            "_classes=8.",
+        ),
     ],
 )
 def test_fields_that_do_not_fit_the_model_are_an_error(folder, name, fields, message):
@@ -204,7 +254,14 @@ def test_sizes_that_tensor_parallelism_cannot_split_are_an_error(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("bert", 32), ("gpt2", 32), ("vit", 1 + 4)]
+    ("name", "expected"),
+    [
+        ("bert", 32),
+        ("bert_classifier", 32),
+        ("bert_tagger", 32),
+        ("gpt2", 32),
+        ("vit", 1 + 4),
+    ],
 )
 def test_tokens_of_a_sample(folder, name, expected):
     assert FAMILIES[name].num_tokens(make_config(name, folder)) == expected
@@ -213,7 +270,22 @@ def test_tokens_of_a_sample(folder, name, expected):
 # Wide enough for the matrix products to outweigh the rest, which we do not count.
 WIDE = {"num_layers": 1, "model_dim": 256, "num_heads": 2, "mlp_dim": 1024}
 FLOAT, INT = np.float32, np.int32
+ROW = {"tokens": ((64,), INT), "segments": ((64,), INT), "is_token": ((64,), bool)}
 COUNTED = {
+    "bert_classifier": (
+        bert_heads.BertHeadConfig(vocab_size=400, max_len=64, **WIDE),
+        {**ROW, "targets": ((2,), FLOAT), "weights": ((), FLOAT)},
+        lambda config: flops.bert_classifier_train_flops(
+            config, seq_length=64, num_samples=2
+        ),
+    ),
+    "bert_tagger": (
+        bert_heads.BertHeadConfig(vocab_size=400, max_len=64, num_classes=400, **WIDE),
+        {**ROW, "targets": ((64,), INT), "weights": ((64,), FLOAT)},
+        lambda config: flops.bert_tagger_train_flops(
+            config, seq_length=64, num_samples=2
+        ),
+    ),
     "gpt2": (
         gpt2.Gpt2Config(vocab_size=4000, max_len=64, **WIDE),
         {"tokens": ((64,), INT), "targets": ((64,), INT), "weights": ((64,), FLOAT)},

@@ -343,7 +343,7 @@ BAD_FOLDERS = {
     "unknown class": (
         lambda f: write_image(f.parent / "test" / "rde" / "1.png", "red", seed=0),
         {"validation_files": ("test",)},
-        "classes that the images to train on have not: 'rde'",
+        "classes that are not among the 3 known ones: 'rde'. Rename",
     ),
     "nothing left": (
         lambda f: None,
