@@ -6,6 +6,7 @@ A field at ``None`` is derived by the run, shown, and saved in its ``config.yaml
 import dataclasses
 
 import ml_collections
+from ml_collections import config_dict
 
 from models import bert
 
@@ -14,7 +15,9 @@ def get_config() -> ml_collections.ConfigDict:
     """Returns the defaults: the smallest BERT on the embedded corpus."""
     return ml_collections.ConfigDict(
         {
-            "remat": "none",  # or "selective", "full": computed again backward
+            # "none", "selective" or "full": what is computed again in the backward
+            # pass; or an action by tensor, such as {"qkv": "save"}, see docs/memory.md
+            "remat": config_dict.FieldReference("none", field_type=object),
             "model": {"name": "bert", **dataclasses.asdict(bert.SIZES["tiny"])},
             "data": {
                 "files": (),  # text or JSON lines; none: Python's own documentation
@@ -95,6 +98,13 @@ def get_config() -> ml_collections.ConfigDict:
                 "loss_scale_interval": 2000,  # ... after so many steps
                 "loss_scale_backoff": 0.5,  # factor when a gradient is not finite
                 "min_loss_scale": 1.0,  # if not even this helps, the run ends
+            },
+            "lora": {
+                "rank": None,  # of adapters, which alone are trained; None: all is
+                "alpha": 16.0,  # adapters count alpha / rank times
+                # Linear layers that have one; "*" stands for one segment
+                "targets": ("blocks/*/attention/qkv", "blocks/*/attention/out"),
+                "train_also": None,  # parameters, like targets; None: the heads
             },
             "eval": {
                 "every_steps": None,  # None: only at the end

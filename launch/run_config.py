@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from launch.precision import PrecisionConfig
-from models.remat import REMAT
+from models.lora import LoraConfig
+from models.remat import broken_rules as broken_remat_rules
 from models.rules import at_least, between, one_of
 
 MASKINGS = ("token", "whole_word", "ngram")
@@ -231,11 +232,11 @@ class CheckpointConfig:
 class RootConfig:
     """The fields in no section; `configs.base` says what each field means."""
 
-    remat: str = "none"
+    remat: str | dict[str, str] = "none"
 
     def broken_rules(self) -> Iterator[str]:
         """Yields one sentence per broken rule."""
-        yield from one_of(self, remat=tuple(REMAT))
+        yield from broken_remat_rules(self.remat)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +258,7 @@ class RunConfig:
     dist: DistConfig = DistConfig()
     zero: ZeroConfig = ZeroConfig()
     precision: PrecisionConfig = PrecisionConfig()
+    lora: LoraConfig = LoraConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
 

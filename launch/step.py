@@ -19,7 +19,7 @@ from launch import update
 from launch.loss_scale import LossScaling
 from launch.state import TrainState
 from launch.zero import Zero
-from models.remat import REMAT
+from models.remat import Policy, with_remat
 from models.stacked import Batch, Params, StackedModel, split_blocks
 from sbp.pipeline.parts import AbstractPipeline, Parts
 from sbp.pipeline.region import ManualRegion
@@ -45,7 +45,7 @@ class StepConfig:
         num_microbatches: Of each data-parallel rank.
         seed: Of dropout; None if the model drops nothing.
         pipeline: Runs microbatches through the stages.
-        remat: Name in `models.remat.REMAT`.
+        remat: What a layer keeps for its backward pass.
         loss_scaling: How the loss is scaled; None if it is not.
     """
 
@@ -59,7 +59,7 @@ class StepConfig:
     num_microbatches: int
     seed: int | None
     pipeline: AbstractPipeline
-    remat: str = "none"
+    remat: Policy = "none"
     loss_scaling: LossScaling | None = None
 
     @property
@@ -95,13 +95,14 @@ def build_train_step(config: StepConfig) -> TrainStep:
         sums = region.psum(sums, "stage", "data")
         grads = {"blocks": block_grads, **outer_grads}
         metrics = {name: sums[name] / counts[name] for name in sums}
-        return metrics, config.zero.sum_gradients(grads, config.specs)
+        grads = config.zero.sum_gradients(grads, config.specs)
+        return metrics, config.model.trained(grads)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         metrics, grads = region.run(
             gradients,
             in_specs=(config.specs, P("data"), P(), P()),
-            out_specs=(P(), config.specs),
+            out_specs=(P(), config.model.trained(config.specs)),
         )(state.params, batch, state.step, state.loss_scale and state.loss_scale.scale)
         new, update_metrics = update.apply_gradients(
             state, grads, config.optimizer, config.learning_rate, config.loss_scaling
@@ -205,7 +206,7 @@ def _parts(config: StepConfig, counts: Metrics, scale: Any = None) -> Parts:
     parts = Parts(
         embed=lambda outer, microbatch: model.embed(outer, *microbatch),
         context=lambda microbatch: model.context(*microbatch),
-        block=REMAT[config.remat](model.block),
+        block=with_remat(model.block, config.remat),
         losses=losses,
     )
     return config.zero.over_data(parts)

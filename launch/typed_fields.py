@@ -53,6 +53,8 @@ def _convert(value: Any, wanted: Any) -> Any:
         if len(items) != len(value):
             raise TypeError
         return tuple(_convert(v, a) for v, a in zip(value, items, strict=True))
+    if origin is dict and isinstance(value, dict):
+        return {_convert(k, args[0]): _convert(v, args[1]) for k, v in value.items()}
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not wanted:
