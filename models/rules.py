@@ -30,7 +30,7 @@ def between(config: Any, **bounds: tuple[float, float]) -> Iterator[str]:
             yield f"{field}={values[field]} must be between {low} and {high}."
 
 
-def one_of(config: Any, **choices: tuple[str, ...]) -> Iterator[str]:
+def one_of(config: Any, **choices: tuple[Any, ...]) -> Iterator[str]:
     """Yields a sentence for each field that is none of its choices."""
     values = dataclasses.asdict(config)
     for field, names in choices.items():

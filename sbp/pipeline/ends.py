@@ -48,6 +48,10 @@ class Ends:
         """Returns the shape of a layer's input."""
         return jax.eval_shape(self.parts.embed, self.outer, self.microbatch(0))
 
+    def gradient_shapes(self) -> Tree:
+        """Returns the shapes of the sums of the outer parameters' gradients."""
+        return jax.eval_shape(self.parts.reduce_outer, self.outer)
+
     def sums_shapes(self) -> Tree:
         """Returns the shapes of what the losses return besides the objective."""
         x, part = self.input_shape(), self.microbatch(0)
@@ -117,6 +121,7 @@ class Ends:
                 has_aux=True,
             )
             grad_outer, grad_y = vjp(self.is_last.astype(objective.dtype))
+            grad_outer = self.parts.reduce_outer(grad_outer)
             total = jax.tree.map(jnp.add, gradients, grad_outer)
             return grad_y, total, self._add_on_last(sums, found)
 
@@ -137,7 +142,7 @@ class Ends:
                 self.outer,
             )
             (found,) = vjp(jnp.where(self.is_first, grad_x, 0))
-            return jax.tree.map(jnp.add, gradients, found)
+            return jax.tree.map(jnp.add, gradients, self.parts.reduce_outer(found))
 
         is_busy = self._takes_part(self.is_first, microbatch)
         return self.region.cond(is_busy, run, lambda: gradients)

@@ -157,15 +157,14 @@ class _Run:
             saved=[self.empty(shape, *num_saved) for shape in saved],
             cotangents=self.empty(x, tables.num_cotangent_slots),
             aside=[self.empty(shape, *num_aside) for shape in aside],
-            block_grads=jax.tree.map(zeros, self.blocks),
-            outer_grads=jax.tree.map(zeros, self.ends.outer),
+            block_grads=jax.tree.map(zeros, piece.gradient_shapes()),
+            outer_grads=jax.tree.map(zeros, self.ends.gradient_shapes()),
             sums=jax.tree.map(zeros, sums),
         )
 
     def empty(self, like: Any, *sizes: int) -> jax.Array:
         """Returns an empty buffer for values like the one given."""
-        shape = (*sizes, *like.shape)
-        return self.region.zeros(jax.ShapeDtypeStruct(shape, like.dtype))
+        return self.region.zeros(like, *sizes)
 
     def tick(self, buffers: Buffers, rows: tuple) -> tuple[Buffers, None]:
         """Runs one row of the tables."""
@@ -329,4 +328,6 @@ class _Run:
             first=chunk * self.num_layers,
             indices=self.indices[chunk],
             is_full=self.is_full,
+            gather=self.parts.gather,
+            reduce=self.parts.reduce_layer,
         )

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from sbp.pipeline import slots
-from sbp.pipeline.parts import Block, Tree
+from sbp.pipeline.parts import Block, Tree, as_is
 from sbp.pipeline.region import ManualRegion
 from sbp.pipeline.splitting import PRODUCTS, Split
 
 Buffers = list[jax.Array]
 Shape = jax.ShapeDtypeStruct
+Weights = Callable[[], Tree]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class Stack:
         indices: Index in the whole model of each of them, int32 ``(num_layers,)``; -1
             where there is none.
         is_full: Whether every index is of a layer, known when the program is built.
+        gather: See `Parts`.
+        reduce: ``reduce_layer`` of `Parts`.
     """
 
     region: ManualRegion
@@ -41,30 +44,47 @@ class Stack:
     first: slots.Index
     indices: jax.Array
     is_full: bool
+    gather: Callable[[Tree], Tree] | None = None
+    reduce: Callable[[Tree], Tree] = as_is
 
     def run(self, x: jax.Array, context: Tree) -> jax.Array:
         """Returns the output of the last layer; for the arguments see `forward`."""
 
-        def step(x: jax.Array, position: jax.Array) -> tuple[jax.Array, None]:
+        def step(x: jax.Array, position: jax.Array, weights: Weights) -> jax.Array:
             layer = self.indices[position]
 
             def run() -> jax.Array:
-                return self.block(self._weights_at(position), x, context, layer)
+                return self.block(weights(), x, context, layer)
 
-            return self._where_there_is_one(layer, run, lambda: x), None
+            return self._where_there_is_one(layer, run, lambda: x)
 
-        return jax.lax.scan(step, x, self._positions)[0]
+        return self._scan(step, x)
 
     def saved_shapes(self, x: Shape, context: Tree) -> list[Shape]:
-        """Returns what a layer's forward pass saves, for an input like ``x``."""
-        given, split = self._first_layer(context), Split(self._forward)
-        return jax.eval_shape(lambda: split.first(given, self.region.zeros(x))[1])
+        """Returns types of what a layer's forward pass saves, for an input like ``x``.
+
+        They say whether it is in the memory of the host.
+        """
+
+        def run() -> list[jax.Array]:
+            given = self._first_layer(context)
+            return Split(self._forward).first(given, self.region.zeros(x))[1]
+
+        return jax.make_jaxpr(run)().out_avals
+
+    def gradient_shapes(self) -> Tree:
+        """Returns the shapes of the sums of gradients, all layers stacked."""
+        num_layers = jax.tree.leaves(self.weights)[0].shape[0]
+        of_layer = jax.eval_shape(lambda: self.reduce(self._gathered_at(0)))
+        return jax.tree.map(
+            lambda leaf: Shape((num_layers, *leaf.shape), leaf.dtype), of_layer
+        )
 
     def aside_shapes(self, x: Shape, context: Tree, saved: list[Shape]) -> list[Shape]:
         """Returns what `backward_input` puts aside of a layer."""
-        given = self._first_layer(context)
 
         def run() -> list[jax.Array]:
+            given = self._first_layer(context)
             passing = jax.tree.map(self.region.zeros, (saved, x))
             return Split(self._gradients, PRODUCTS).first(given, passing)[1]
 
@@ -82,18 +102,18 @@ class Stack:
             slot: Slot to fill.
         """
 
-        def step(carry: tuple, position: jax.Array) -> tuple[tuple, None]:
+        def step(carry: tuple, position: jax.Array, weights: Weights) -> tuple:
             layer = self.indices[position]
 
             def run() -> tuple[jax.Array, Buffers]:
                 x, saved = carry
-                given = self._weights_at(position), context, layer
+                given = weights(), context, layer
                 y, residuals = Split(self._forward).first(given, x)
                 return y, slots.put_all(saved, residuals, slot, position)
 
-            return self._where_there_is_one(layer, run, lambda: carry), None
+            return self._where_there_is_one(layer, run, lambda: carry)
 
-        return jax.lax.scan(step, (x, saved), self._positions)[0]
+        return self._scan(step, (x, saved))
 
     def backward(
         self,
@@ -116,20 +136,19 @@ class Stack:
             Gradient of the input, and the sums with those of these layers added.
         """
 
-        def step(carry: tuple, position: jax.Array) -> tuple[tuple, None]:
+        def step(carry: tuple, position: jax.Array, weights: Weights) -> tuple:
             layer = self.indices[position]
 
             def run() -> tuple[jax.Array, Tree]:
                 cotangent, gradients = carry
-                given = self._weights_at(position), context, layer
+                given = weights(), context, layer
                 residuals = slots.read_all(saved, slot, position)
                 grad_x, of_layer = self._gradients(given, (residuals, cotangent))
                 return grad_x, self._add_at(position, gradients, of_layer)
 
-            return self._where_there_is_one(layer, run, lambda: carry), None
+            return self._where_there_is_one(layer, run, lambda: carry)
 
-        carry = (cotangent, gradients)
-        return jax.lax.scan(step, carry, self._positions, reverse=True)[0]
+        return self._scan(step, (cotangent, gradients), reverse=True)
 
     def backward_input(
         self,
@@ -154,21 +173,20 @@ class Stack:
             Gradient of the input, and ``aside`` with the slot filled.
         """
 
-        def step(carry: tuple, position: jax.Array) -> tuple[tuple, None]:
+        def step(carry: tuple, position: jax.Array, weights: Weights) -> tuple:
             layer = self.indices[position]
 
             def run() -> tuple[jax.Array, Buffers]:
                 cotangent, aside = carry
-                given = self._weights_at(position), context, layer
+                given = weights(), context, layer
                 residuals = slots.read_all(saved, slot, position)
                 split = Split(self._gradients, PRODUCTS)
                 grad_x, kept = split.first(given, (residuals, cotangent))
                 return grad_x, slots.put_all(aside, kept, aside_slot, position)
 
-            return self._where_there_is_one(layer, run, lambda: carry), None
+            return self._where_there_is_one(layer, run, lambda: carry)
 
-        carry = (cotangent, aside)
-        return jax.lax.scan(step, carry, self._positions, reverse=True)[0]
+        return self._scan(step, (cotangent, aside), reverse=True)
 
     def backward_weight(
         self,
@@ -188,28 +206,49 @@ class Stack:
             unused: A layer's residuals and cotangent, any of their types.
         """
 
-        def step(gradients: Tree, position: jax.Array) -> tuple[Tree, None]:
+        def step(gradients: Tree, position: jax.Array, weights: Weights) -> Tree:
             layer = self.indices[position]
 
             def run() -> Tree:
-                given = self._weights_at(position), context, layer
+                given = weights(), context, layer
                 kept = slots.read_all(aside, slot, position)
                 split = Split(self._gradients, PRODUCTS)
                 of_layer = split.later(given, unused, kept)
                 return self._add_at(position, gradients, of_layer)
 
-            return self._where_there_is_one(layer, run, lambda: gradients), None
+            return self._where_there_is_one(layer, run, lambda: gradients)
 
-        return jax.lax.scan(step, gradients, self._positions)[0]
+        return self._scan(step, gradients)
 
     @property
     def num_layers(self) -> int:
         """Layers, or places for one."""
         return self.indices.shape[0]
 
-    @property
-    def _positions(self) -> jax.Array:
-        return jnp.arange(self.num_layers)
+    def _scan(
+        self, step: Callable[..., Tree], carry: Tree, *, reverse: bool = False
+    ) -> Tree:
+        """Runs ``step(carry, position, weights)`` for each layer in turn.
+
+        Weights that have to be gathered are so one layer ahead, while the layer before
+        is computed: two layers are there at a time.
+        """
+        positions = jnp.arange(self.num_layers)
+        if self.gather is None:
+
+            def plain(carry: Tree, position: jax.Array) -> tuple[Tree, None]:
+                return step(carry, position, lambda: self._weights_at(position)), None
+
+            return jax.lax.scan(plain, carry, positions, reverse=reverse)[0]
+
+        def ahead(carry: tuple, position: jax.Array) -> tuple[tuple, None]:
+            others, weights = carry
+            following = jnp.clip(position + (-1 if reverse else 1), 0, positions[-1])
+            upcoming = self._gathered_at(following)
+            return (step(others, position, lambda: weights), upcoming), None
+
+        first = self._gathered_at(positions[-1 if reverse else 0])
+        return jax.lax.scan(ahead, (carry, first), positions, reverse=reverse)[0][0]
 
     def _forward(self, given: tuple, x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
         """Returns the output of a layer and all residuals of its backward pass.
@@ -245,7 +284,7 @@ class Stack:
         def add(total: jax.Array, part: jax.Array) -> jax.Array:
             return slots.put(total, slots.read(total, place) + part, place)
 
-        return jax.tree.map(add, gradients, of_layer)
+        return jax.tree.map(add, gradients, self.reduce(of_layer))
 
     def _where_there_is_one(
         self, layer: jax.Array, run: Callable, skip: Callable
@@ -255,11 +294,15 @@ class Stack:
         return self.region.cond(layer >= 0, run, skip)
 
     def _first_layer(self, context: Tree) -> tuple:
-        return self._weights_at(jnp.zeros((), jnp.int32)), context, self.indices[0]
+        return self._gathered_at(0), context, self.indices[0]
 
-    def _weights_at(self, position: jax.Array) -> Tree:
+    def _weights_at(self, position: slots.Index) -> Tree:
         place = self.first + position
         return jax.tree.map(lambda leaf: slots.read(leaf, place), self.weights)
+
+    def _gathered_at(self, position: slots.Index) -> Tree:
+        weights = self._weights_at(position)
+        return weights if self.gather is None else self.gather(weights)
 
     def _vjp(
         self, x: jax.Array, weights: Tree, context: Tree, layer: jax.Array

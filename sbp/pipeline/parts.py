@@ -13,9 +13,17 @@ Block = Callable[[Tree, jax.Array, Tree, jax.Array], jax.Array]
 """``block(weights, x, context, layer)``: the layer of that index in the whole model."""
 
 
+def as_is(tree: Tree) -> Tree:
+    """Returns what it is given."""
+    return tree
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """A model in the parts that a pipeline needs, functions of one microbatch.
+
+    Weights may be held in another form than the block takes, and gradients summed up
+    in another form than they come, such as in parts over ``data``.
 
     Attributes:
         embed: ``embed(outer, microbatch)``: input of the first layer.
@@ -23,12 +31,19 @@ class Parts:
         block: ``block(weights, x, context, layer)``: one layer.
         losses: ``losses(outer, x, microbatch)``: from the output of the last layer, the
             scalar to differentiate and a tree of values to sum over microbatches.
+        gather: From the weights of a layer as they are held to those that ``block``
+            takes, one layer ahead of its use. None if they are the same.
+        reduce_layer: From the gradients of a layer's weights to what is summed up.
+        reduce_outer: The same for a microbatch's gradients of all other parameters.
     """
 
     embed: Callable[[Tree, Tree], jax.Array]
     context: Callable[[Tree], Tree]
     block: Block
     losses: Callable[[Tree, jax.Array, Tree], tuple[jax.Array, Tree]]
+    gather: Callable[[Tree], Tree] | None = None
+    reduce_layer: Callable[[Tree], Tree] = as_is
+    reduce_outer: Callable[[Tree], Tree] = as_is
 
 
 class AbstractPipeline(Protocol):

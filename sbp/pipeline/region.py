@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from sbp._compat import is_on_host, to_host
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ManualRegion:
@@ -73,6 +75,12 @@ class ManualRegion:
             return x
         return jax.lax.all_gather(x, axis_name, axis=dim, tiled=True)
 
+    def psum_scatter(self, x: jax.Array, axis_name: str, *, dim: int) -> jax.Array:
+        """Returns this rank's part, along ``dim``, of the sum over the ranks."""
+        if axis_name not in self.manual:
+            return x
+        return jax.lax.psum_scatter(x, axis_name, scatter_dimension=dim, tiled=True)
+
     def varying(self, tree: Any) -> Any:
         """Marks values as this rank's own, so that gradients of them stay local."""
 
@@ -82,9 +90,16 @@ class ManualRegion:
 
         return jax.tree.map(mark, tree)
 
-    def zeros(self, like: Any) -> jax.Array:
-        """Returns zeros of this rank's own, of the shape and dtype of ``like``."""
-        return self.varying(jnp.zeros(like.shape, like.dtype))
+    def zeros(self, like: Any, *sizes: int) -> jax.Array:
+        """Returns zeros of this rank's own, of the shape and dtype of ``like``.
+
+        Args:
+            like: An array or its type. Where that is one in the memory of the host,
+                there are the zeros.
+            sizes: Of dims to add in front.
+        """
+        zeros = self.varying(jnp.zeros((*sizes, *like.shape), like.dtype))
+        return to_host(zeros) if is_on_host(like) else zeros
 
     def cond(self, predicate: jax.Array, run: Callable, skip: Callable) -> Any:
         """Returns the results of one of two functions, as this rank's own.

@@ -51,20 +51,19 @@ class SingleStage:
             outer_grads = jax.tree.map(
                 lambda total, *parts: total + sum(parts),
                 outer_grads,
-                grad_head,
-                grad_embedding,
+                parts.reduce_outer(grad_head),
+                parts.reduce_outer(grad_embedding),
             )
             return (saved, block_grads, outer_grads, _add(sums, found)), None
 
         first = _first(microbatches)
         x = jax.eval_shape(parts.embed, outer, first)
         saved = stack.saved_shapes(x, parts.context(first))
-        one_slot = [
-            jax.ShapeDtypeStruct((1, stack.num_layers, *leaf.shape), leaf.dtype)
-            for leaf in saved
-        ]
+        one_slot = [zeros(leaf, 1, stack.num_layers) for leaf in saved]
         sums = self._sums_shapes(parts, blocks, outer, first)
-        start = jax.tree.map(zeros, (one_slot, blocks, outer, sums))
+        of_outer = jax.eval_shape(parts.reduce_outer, outer)
+        shapes = stack.gradient_shapes(), of_outer, sums
+        start = one_slot, *jax.tree.map(zeros, shapes)
         (_, *grads, sums), _ = jax.lax.scan(step, start, microbatches)
         return sums, *grads
 
@@ -111,6 +110,8 @@ class SingleStage:
             first=0,
             indices=jnp.arange(num_layers),
             is_full=True,
+            gather=parts.gather,
+            reduce=parts.reduce_layer,
         )
 
 

@@ -1,0 +1,263 @@
+"""ZeRO (arXiv:1910.02054): the training state in parts over the ranks of ``data``.
+
+From stage 1 on each rank holds its part of every parameter and of the optimizer state
+that belongs to it, and updates that alone. What differs is when parameters are whole,
+and when gradients:
+
+=====  ==========================================  =====================================
+stage  parameters                                  gradients
+=====  ==========================================  =====================================
+0      always whole                                all-reduced after the last microbatch
+1      gathered once, at the start of a step       reduce-scattered after the last one
+2      as in 1                                     as in 1; layer by layer, where there
+                                                   is one microbatch and one stage
+3      each layer gathered just before its use,    reduce-scattered layer by layer, by
+       forward and backward                        microbatch
+=====  ==========================================  =====================================
+
+A parameter is gathered in the dtype of the computation; gradients are summed in that of
+the parameter. Small parameters, and those of which no dim divides, are left whole.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from launch.run_config import ZeroConfig
+from models.stacked import Params, split_blocks
+from sbp.pipeline.parts import Parts
+from sbp.pipeline.region import ManualRegion
+
+AXIS = "data"
+WHOLE = -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How one parameter is held.
+
+    Attributes:
+        dim: Cut into parts over ``data``; `WHOLE` if there is none.
+        dtype: Of the parameter, and of the sum of its gradients.
+        gathered_dtype: In which its parts are put together.
+    """
+
+    dim: int
+    dtype: Any
+    gathered_dtype: Any
+
+    @property
+    def of_layer(self) -> "Cut":
+        """The same of one layer, which has no dim in front."""
+        return dataclasses.replace(self, dim=max(self.dim - 1, WHOLE))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Zero:
+    """When the parameters of a run are whole; all methods run in its region.
+
+    Attributes:
+        region: Of the run.
+        stage: 0 to 3.
+        cuts: A `Cut` for each parameter, blocks stacked.
+        scatters_layers: Whether the gradients of a layer are scattered at once.
+        gradient_dtype: In which gradients are summed over ``data``.
+    """
+
+    region: ManualRegion
+    stage: int
+    cuts: Params
+    scatters_layers: bool
+    gradient_dtype: str
+
+    def gather_once(self, params: Params) -> Params:
+        """Returns the parameters as a pipeline is given them.
+
+        Communication: in stages 1 and 2 an all-gather of each over ``data``.
+        """
+        if self.stage not in (1, 2):
+            return params
+        return jax.tree.map(self._gather, params, self.cuts)
+
+    def gather_outer(self, outer: Params) -> Params:
+        """Returns the parameters without blocks, whole, for one use of them.
+
+        Communication: in stage 3 an all-gather of each over ``data``, and where they
+        are differentiated a reduce-scatter of its gradient.
+        """
+        if self.stage < 3:
+            return outer
+
+        def whole(part: jax.Array, cut: Cut) -> jax.Array:
+            @jax.custom_vjp
+            def gather(part: jax.Array) -> jax.Array:
+                return self._gather(part, cut)
+
+            gather.defvjp(
+                lambda part: (gather(part), None),
+                lambda _, cotangent: (self._scatter(cotangent, cut),),
+            )
+            return gather(part)
+
+        return jax.tree.map(whole, outer, split_blocks(self.cuts)[1])
+
+    def over_data(self, parts: Parts) -> Parts:
+        """Returns the parts of a model for parameters as a pipeline is given them."""
+        if self.stage == 0:
+            return parts
+        blocks, outer = split_blocks(self.cuts)
+        layer = jax.tree.map(lambda cut: cut.of_layer, blocks)
+        reduce = self._scatter if self.scatters_layers else _widen
+
+        def gather(weights: Params) -> Params:
+            return jax.tree.map(self._gather, weights, layer)
+
+        return dataclasses.replace(
+            parts,
+            embed=lambda outer, *rest: parts.embed(self.gather_outer(outer), *rest),
+            losses=lambda outer, *rest: parts.losses(self.gather_outer(outer), *rest),
+            gather=gather if self.stage == 3 else None,
+            reduce_layer=lambda grads: jax.tree.map(reduce, grads, layer),
+            reduce_outer=lambda grads: jax.tree.map(_widen, grads, outer),
+        )
+
+    def sum_gradients(self, grads: Params, specs: Params) -> Params:
+        """Sums gradients over the ranks that hold the same parameter.
+
+        Communication: one reduction over ``data`` of all that was not scattered before.
+        """
+        blocks, outer = split_blocks(grads)
+        block_cuts, outer_cuts = split_blocks(self.cuts)
+        if self.stage > 0 and not self.scatters_layers:
+            blocks = jax.tree.map(self._scatter, blocks, block_cuts)
+        if self.stage in (1, 2):
+            outer = jax.tree.map(self._scatter, outer, outer_cuts)
+        leaves, structure = jax.tree.flatten({"blocks": blocks, **outer})
+        is_shared = ["stage" not in axes_of(spec) for spec in jax.tree.leaves(specs)]
+        leaves = self._psum(leaves, is_shared, "stage")
+        is_whole = [cut.dim == WHOLE for cut in jax.tree.leaves(self.cuts)]
+        leaves = self._psum(leaves, is_whole, AXIS)
+        return jax.tree.unflatten(structure, leaves)
+
+    def _psum(
+        self, leaves: Sequence[jax.Array], chosen: Sequence[bool], axis_name: str
+    ) -> list[jax.Array]:
+        """Sums the chosen ones, all at once rather than one after another."""
+        if axis_name not in self.region.manual:
+            return list(leaves)
+        dtype = self.gradient_dtype if axis_name == AXIS else None
+        some = [x.astype(dtype or x.dtype) for x in itertools.compress(leaves, chosen)]
+        sums = iter(self.region.psum(some, axis_name))
+        return [
+            next(sums).astype(x.dtype) if is_chosen else x
+            for x, is_chosen in zip(leaves, chosen, strict=True)
+        ]
+
+    def _gather(self, part: jax.Array, cut: Cut) -> jax.Array:
+        if cut.dim == WHOLE:
+            return part
+        part = part.astype(cut.gathered_dtype)
+        return self.region.all_gather(part, AXIS, dim=cut.dim)
+
+    def _scatter(self, gradient: jax.Array, cut: Cut) -> jax.Array:
+        if cut.dim != WHOLE:
+            sent = gradient.astype(self.gradient_dtype)
+            gradient = self.region.psum_scatter(sent, AXIS, dim=cut.dim)
+        return _widen(gradient, cut)
+
+
+def build(
+    config: ZeroConfig,
+    region: ManualRegion,
+    *,
+    shapes: Params,
+    specs: Params,
+    dtype: str,
+    gradient_dtype: str,
+    num_microbatches: int,
+) -> Zero:
+    """Returns how a run holds its parameters.
+
+    Args:
+        config: The section ``zero``.
+        region: Of the run.
+        shapes: Shapes and dtypes of the parameters, blocks stacked.
+        specs: How they lie on the mesh without ZeRO.
+        dtype: Of the computation.
+        gradient_dtype: In which gradients are summed over ``data``.
+        num_microbatches: Of each data-parallel rank.
+    """
+    num_parts = region.mesh.shape[AXIS]
+    stage = config.stage if num_parts > 1 else 0
+
+    def choose(path: tuple, leaf: Any, spec: P) -> Cut:
+        is_block = path[0].key == "blocks"
+        shape = leaf.shape[is_block:]
+        is_cut = stage > 0 and math.prod(shape) >= config.min_size
+        # Dim 0 of the blocks is the layers: a part of it would be some layers whole.
+        dims = range(int(is_block), leaf.ndim) if is_cut else ()
+        dim = next((d for d in dims if _divides(leaf.shape, spec, d, region.mesh)), -1)
+        narrow = jnp.dtype(dtype)
+        # Vectors are used in float32 by norms; matrices are cast where they are used.
+        is_narrowed = len(shape) > 1 and narrow.itemsize < leaf.dtype.itemsize
+        return Cut(
+            dim=dim,
+            dtype=leaf.dtype,
+            gathered_dtype=narrow if is_narrowed else leaf.dtype,
+        )
+
+    is_alone = num_microbatches == 1 and region.mesh.shape["stage"] == 1
+    return Zero(
+        region=region,
+        stage=stage,
+        cuts=jax.tree.map_with_path(choose, shapes, specs),
+        scatters_layers=stage == 3 or (stage == 2 and is_alone),
+        gradient_dtype=gradient_dtype,
+    )
+
+
+def held_specs(specs: Params, cuts: Params) -> Params:
+    """Returns the specs of parameters that are cut over ``data`` as well."""
+
+    def add(spec: P, cut: Cut) -> P:
+        if cut.dim == WHOLE:
+            return spec
+        entries = [*spec, *[None] * (cut.dim + 1 - len(spec))]
+        names = entries[cut.dim]
+        before = names if isinstance(names, tuple) else (names,) if names else ()
+        entries[cut.dim] = (*before, AXIS) if before else AXIS
+        return P(*entries)
+
+    return jax.tree.map(add, specs, cuts)
+
+
+def axes_of(spec: P) -> set[str]:
+    """Returns the mesh axes that a spec names.
+
+    Example:
+        >>> sorted(axes_of(P(("stage", "tensor"), None, "data")))
+        ['data', 'stage', 'tensor']
+    """
+    entries = [entry if isinstance(entry, tuple) else (entry,) for entry in spec]
+    return {name for entry in entries for name in entry if name is not None}
+
+
+def _divides(shape: Sequence[int], spec: P, dim: int, mesh: Mesh) -> bool:
+    """Whether a dim can be cut over ``data``, after the axes it is cut over already."""
+    names = axes_of(P(spec[dim])) if dim < len(spec) else set()
+    # Parts of a part over an axis that XLA manages would not lie side by side.
+    if mesh.shape["tensor"] > 1 and "tensor" in names:
+        return False
+    size = math.prod(mesh.shape[name] for name in names)
+    return shape[dim] % (size * mesh.shape[AXIS]) == 0
+
+
+def _widen(gradient: jax.Array, cut: Cut) -> jax.Array:
+    return gradient.astype(cut.dtype)
