@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch import (
+    adapters,
     distributed,
     families,
     loss_scale,
@@ -29,7 +30,7 @@ from launch.input_pipeline import InputPipeline
 from launch.metrics import StepCost
 from launch.run_config import RunConfig
 from launch.saved_form import SavedForm
-from models import MODELS, ModelFamily, stacked
+from models import MODELS, ModelFamily, lora, stacked
 from models.sharding import without_axis
 from models.stacked import Batch
 from sbp.pipeline.region import ManualRegion
@@ -211,14 +212,17 @@ def build_steps(
     region = ManualRegion(mesh, ("stage", "data"))
     assignment = pipelines.assign(dist, config.model)
     indices = assignment.layer_indices
-    model = stacked.stack(lambda rngs: family.module(config.model, rngs=rngs))
-    rows = family.rows(config.model)
+    model = stacked.stack(adapters.module_of(config, family))
+    model = adapters.freeze(model, config.lora, family.heads)
+    rows = lora.with_rows(family.rows(config.model), model.shapes)
     if dist.pipeline_vocabulary == "all_stages":
         model = dataclasses.replace(model, adapt=vocabulary.over_stages(region))
     else:
         rows = without_axis(rows, "stage")
     model = dataclasses.replace(model, layer_order=tuple(indices.ravel().tolist()))
-    rule = optimizer.build(config.optim, num_steps=config.train.num_steps)
+    rule = adapters.of_trained(
+        optimizer.build(config.optim, num_steps=config.train.num_steps), model
+    )
     specs = state.param_specs(model, rows, mesh.axis_names)
     if dist.sequence_parallel:
         length = families.FAMILIES[config.model_name].num_tokens(config)

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from launch import families, pipelines, run_config, typed_fields
+from launch import adapters, families, pipelines, run_config, typed_fields
 from launch.run_config import RootConfig, RunConfig
 from models import MODELS
 
@@ -25,11 +25,13 @@ SECTIONS: Mapping[str, type] = {
     "dist": run_config.DistConfig,
     "zero": run_config.ZeroConfig,
     "precision": run_config.PrecisionConfig,
+    "lora": run_config.LoraConfig,
     "eval": run_config.EvalConfig,
     "checkpoint": run_config.CheckpointConfig,
 }
 ROOT_FIELDS = tuple(field.name for field in dataclasses.fields(RootConfig))
 KNOWN = ("model", *SECTIONS, *ROOT_FIELDS)
+TUPLES_OF_TEXT = (tuple[str, ...], tuple[str, ...] | None)
 Values = dict[str, Any]
 # What a mistake in a config file ends with. For a mistyped field of a ConfigDict it is
 # an AttributeError, whose message suggests another.
@@ -153,6 +155,7 @@ def resolve(
         *config.broken_rules(),
         *families.broken_rules(config),
         *pipelines.broken_rules(config),
+        *adapters.broken_rules(config),
         *_broken_device_rules(config, devices),
     ]
     if problems:
@@ -266,7 +269,7 @@ def _apply_overrides(
             value = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             value = text
-        if hints[field] == tuple[str, ...] and isinstance(value, str):
+        if isinstance(value, str) and hints[field] in TUPLES_OF_TEXT:
             value = tuple(value.split(","))
         values.setdefault(section, {})[field] = value
     return problems

@@ -98,7 +98,7 @@ def state_shardings(
         optimizer,
         lambda _, sharding: sharding,
         jax.eval_shape(optimizer.init, model.shapes),
-        params,
+        model.trained(params),
         transform_non_params=lambda _: everywhere,
     )
     return TrainState(

@@ -68,10 +68,20 @@ def _update(
 ) -> tuple[TrainState, Metrics]:
     """Returns the state after one update, whatever the gradients are."""
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params: Any = optax.apply_updates(state.params, updates)
+    params = _apply(state.params, updates)
     metrics = {
         "grad_norm": optax.tree.norm(grads),
         "learning_rate": jnp.asarray(learning_rate(state.step)),
     }
     new = TrainState(step=state.step + 1, params=params, opt_state=opt_state)
     return new, metrics
+
+
+def _apply(params: Any, updates: Any) -> Any:
+    """Returns the parameters, updated where there is an update."""
+    if not isinstance(params, dict):
+        return optax.apply_updates(params, updates)
+    return {
+        name: _apply(value, updates[name]) if name in updates else value
+        for name, value in params.items()
+    }

@@ -129,18 +129,14 @@ def adapt(model: Any, config: LoraConfig, *, rngs: nnx.Rngs) -> Any:
     """
     if config.rank is None:
         return model
-    modules = {_join(path): module for path, module in nnx.iter_modules(model)}
+    modules: dict[str, Any] = {_join(path): m for path, m in nnx.iter_modules(model)}
     for path, module in modules.items():
         if any(is_match(pattern, path) for pattern in config.targets):
             holder, _, name = path.rpartition("/")
             adapter = LoraLinear(
                 module, rank=config.rank, alpha=config.alpha, rngs=rngs
             )
-            parent = modules[holder]
-            if name.isdecimal():
-                parent[int(name)] = adapter
-            else:
-                setattr(parent, name, adapter)
+            setattr(modules[holder], name, adapter)
     return model
 
 

@@ -147,7 +147,8 @@ def adapter_rows(
         >>> adapter_rows({"tensor": sbp.split(0)}, num_in=2)  # rows
         ({'tensor': sbp.split(0)}, {})
     """
-    first, second = {}, {}
+    first: dict[str, Component] = {}
+    second: dict[str, Component] = {}
     for axis, component in row.items():
         if isinstance(component, Split):
             if component.dim < num_in:

@@ -1,0 +1,65 @@
+"""Training adapters instead of weights: the section ``lora`` of a config.
+
+What is not trained has no gradient, no place in the optimizer, and nothing of it is
+communicated after the backward pass.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import optax
+from flax import nnx
+
+from launch.run_config import RunConfig
+from models import MODELS, ModelFamily, lora
+from models.lora import LoraConfig
+from models.stacked import StackedModel
+
+
+def broken_rules(config: RunConfig) -> Iterator[str]:
+    """Yields a sentence per pattern of the section that does not fit the model."""
+    if not config.lora.is_on:
+        return
+    family = MODELS[config.model_name]
+    sizes = dataclasses.replace(config.model, num_layers=1)
+    model = nnx.eval_shape(lambda: family.module(sizes, rngs=nnx.Rngs(0)))
+    for problem in lora.problems(model, config.lora, family.heads):
+        yield f"lora.{problem}"
+
+
+def module_of(config: RunConfig, family: ModelFamily) -> Callable[[nnx.Rngs], Any]:
+    """Returns what makes the model of a run, adapters included."""
+
+    def build(rngs: nnx.Rngs) -> Any:
+        model = family.module(config.model, rngs=rngs)
+        return lora.adapt(model, config.lora, rngs=rngs)
+
+    return build
+
+
+def freeze(
+    model: StackedModel, config: LoraConfig, heads: frozenset[str]
+) -> StackedModel:
+    """Returns the model of which only what the section says is trained."""
+    if not config.is_on:
+        return model
+    return dataclasses.replace(
+        model, is_trained=lambda path: lora.is_trained(path, config, heads)
+    )
+
+
+def of_trained(
+    rule: optax.GradientTransformation, model: StackedModel
+) -> optax.GradientTransformation:
+    """Returns an update rule that only sees, and only holds, what is trained.
+
+    Its updates are of that part of the parameters, see `StackedModel.trained`.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return rule.update(model.trained(updates), state, model.trained(params))
+
+    return optax.GradientTransformation(
+        lambda params: rule.init(model.trained(params)), update
+    )
