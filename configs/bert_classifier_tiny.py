@@ -1,4 +1,4 @@
-r"""A BERT that tells packages of Python's standard library apart by twelve lines.
+r"""A BERT that tells packages of Python's standard library apart by ten lines.
 
 python -m launch.train --config=configs/bert_classifier_tiny.py --workdir=runs/packages
 """

@@ -23,7 +23,7 @@ PACKAGES = tuple(
     "asyncio email http importlib logging multiprocessing unittest urllib xml"
     " xmlrpc".split()
 )
-LINES_PER_SAMPLE = 12
+LINES_PER_SAMPLE = 10
 WORDS_PER_SAMPLE = 48
 
 
