@@ -1,0 +1,342 @@
+"""Attention over a sequence that is spread over the devices of a mesh axis.
+
+The devices stand in a ring (arXiv:2310.01889). Each keeps its queries; keys and values
+are passed on from one to the next, until every device has seen them all. What a device
+finds with some of the keys is put together by the logarithms of the sums of weights,
+and the backward pass goes around once more, with the gradients of keys and values.
+
+A device holds one part of the sequence, or two if a query sees nothing after it: the
+parts ``r`` and ``2 * size - 1 - r`` on rank ``r``. Every device then has two pairs of
+parts to work on for each arrival, no more and no less, and nothing is computed only to
+be hidden, but on the diagonal:
+
+===========================  ==========================================================
+arrival                      pairs (queries, keys)
+===========================  ==========================================================
+own                          (early, early) and (late, late), both causal, (late, early)
+from a rank before this one  (early, early), (late, early)
+from a rank after this one   (late, early), (late, late)
+===========================  ==========================================================
+
+Keys and values are sent before the work on them begins, so that both happen at once.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from launch.block_attention import PLAIN, BlockAttention, Means
+from models.blocked_attention import merge
+from models.masks import AttentionMask, Index
+from models.weight_dropout import WeightDropout
+from sbp.pipeline import slots
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """Devices along a manual mesh axis, among which a sequence is spread.
+
+    Attributes:
+        axis_name: The axis.
+        size: Its devices, two or more.
+        blocks: How a pair of parts is computed.
+    """
+
+    axis_name: str
+    size: int
+    blocks: BlockAttention = PLAIN
+
+    def part_order(self, *, is_causal: bool) -> list[int]:
+        """Returns the parts of the sequence, device after device.
+
+        Example:
+            >>> ring = Ring(axis_name="context", size=3)
+            >>> ring.part_order(is_causal=True), ring.part_order(is_causal=False)
+            ([0, 5, 1, 4, 2, 3], [0, 1, 2])
+        """
+        numbers = range(num_parts(is_causal=is_causal))
+        return [self.part(rank, i) for rank in range(self.size) for i in numbers]
+
+    def part(self, rank: Any, number: Any) -> Any:
+        """Returns which part of the sequence is a rank's first (0) or second (1)."""
+        return rank + number * (2 * self.size - 1 - 2 * rank)
+
+    def pass_on(self, tree: Any) -> Any:
+        """Returns what the rank before this one has.
+
+        Communication: a collective-permute of each array.
+        """
+        to_next = [(rank, (rank + 1) % self.size) for rank in range(self.size)]
+        return jax.tree.map(
+            lambda x: jax.lax.ppermute(x, self.axis_name, to_next), tree
+        )
+
+    def go_around(self, held: Any, start: Callable, step: Callable) -> Any:
+        """Returns what has become of a state when this rank has seen all that is held.
+
+        Args:
+            held: By this rank, to be passed on.
+            start: ``start(held) -> state``, with this rank's own.
+            step: ``step(held, state, number) -> state``, for the ``number``-th arrival.
+        """
+
+        def arrive(carry: tuple, number: jax.Array) -> tuple[tuple, None]:
+            held, state = carry
+            # Sent before the work on it, and not waited for.
+            arriving = self.pass_on(held)
+            return (arriving, step(held, state, number)), None
+
+        carry = self.pass_on(held), start(held)
+        carry, _ = jax.lax.scan(arrive, carry, jnp.arange(1, self.size - 1))
+        return step(*carry, self.size - 1)
+
+
+def num_parts(*, is_causal: bool) -> int:
+    """Returns how many parts of the sequence a device holds."""
+    return 2 if is_causal else 1
+
+
+class Pair(NamedTuple):
+    """A part of the queries and one of the keys; of two parts, 0 is the early one."""
+
+    queries: Index
+    keys: Index
+    is_causal: bool
+
+
+OWN_PAIRS: Mapping[bool, tuple[Pair, ...]] = {
+    True: (Pair(0, 0, True), Pair(1, 0, False), Pair(1, 1, True)),
+    False: (Pair(0, 0, False),),
+}
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend(
+    ring: Ring,
+    q_BLHK: jax.Array,
+    k_BLHK: jax.Array,
+    v_BLHK: jax.Array,
+    mask: AttentionMask,
+    dropout: WeightDropout | None = None,
+) -> jax.Array:
+    """Returns for each of this rank's queries the weighted mean of all ranks' values.
+
+    The result, ``(B, L, H, K)`` in the dtype of the values, is that of attention over
+    the whole sequence on one device, to rounding; sums over arrivals are in float32.
+    For the backward pass the arguments, the result and one number per query and head
+    are kept, the latter two by the names ``attention_values`` and ``attention_lse``.
+
+    Args:
+        ring: The ranks.
+        q_BLHK: This rank's queries; L is the length of what a rank holds, its parts one
+            after the other.
+        k_BLHK: Its keys.
+        v_BLHK: Its values.
+        mask: Of these queries and keys among themselves; what holds for a key or a
+            document goes around with the keys.
+        dropout: Of the weights of the whole sequence.
+
+    Communication: keys and values go around once, and in the backward pass they do so
+    again, together with their gradients in float32.
+    """
+    return _forward(ring, q_BLHK, k_BLHK, v_BLHK, mask, dropout)[0]
+
+
+def _forward(ring: Ring, *arguments: Any) -> tuple[jax.Array, tuple]:
+    q, k, v, mask, dropout = arguments
+    work = _Work.of(ring, q, mask, dropout)
+
+    def run(held: _Held, pair: Pair, number: Index) -> Means:
+        q, k, v = _read(work.queries, pair.queries), *held.read(pair.keys)
+        means, lse = ring.blocks.forward(q, k, v, *work.rules(held, pair, number))
+        return means.astype(jnp.float32), lse
+
+    def start(held: _Held) -> Means:
+        found: dict[Index, Means] = {}
+        for pair in OWN_PAIRS[mask.is_causal]:
+            new, i = run(held, pair, 0), pair.queries
+            found[i] = merge(found[i], new) if i in found else new
+        return _stack(found)
+
+    def step(held: _Held, found: Means, number: Index) -> Means:
+        for pair in work.pairs(number):
+            merged = merge(_read(found, pair.queries), run(held, pair, number))
+            found = _put(found, merged, pair.queries)
+        return found
+
+    means, lse = ring.go_around(work.held(k, v), start, step)
+    out_BLHK = checkpoint_name(_join(means).astype(v.dtype), "attention_values")
+    lse_BLH = checkpoint_name(_join(lse), "attention_lse")
+    return out_BLHK, (arguments, out_BLHK, lse_BLH)
+
+
+def _backward(ring: Ring, residuals: tuple, grad_BLHK: jax.Array) -> tuple:
+    (q, k, v, mask, dropout), out_BLHK, lse_BLH = residuals
+    work = _Work.of(ring, q, mask, dropout)
+    results = dict(out_BLHK=out_BLHK, lse_BLH=lse_BLH, grad_BLHK=grad_BLHK)
+    results = _split(results, work.queries.shape[0])
+
+    def run(held: _Held, pair: Pair, number: Index) -> tuple:
+        q, k, v = _read(work.queries, pair.queries), *held.read(pair.keys)
+        grad_q, *grads = ring.blocks.backward(
+            q,
+            k,
+            v,
+            *work.rules(held, pair, number),
+            **_read(results, pair.queries),
+        )
+        return jax.tree.map(lambda x: x.astype(jnp.float32), (grad_q, grads))
+
+    def start(held: _Held) -> tuple:
+        by_query: dict[Index, Any] = {}
+        by_key: dict[Index, Any] = {}
+        for pair in OWN_PAIRS[mask.is_causal]:
+            of_query, of_key = run(held, pair, 0)
+            by_query[pair.queries] = _add(by_query.get(pair.queries), of_query)
+            by_key[pair.keys] = _add(by_key.get(pair.keys), of_key)
+        return _stack(by_query), _stack(by_key)
+
+    def step(held: _Held, grads: tuple, number: Index) -> tuple:
+        # Gradients of keys travel with them: these are of the keys that are here now.
+        grad_q, grad_keys = grads[0], ring.pass_on(grads[1])
+        for pair in work.pairs(number):
+            of_query, of_key = run(held, pair, number)
+            grad_q = _add_at(grad_q, of_query, pair.queries)
+            grad_keys = _add_at(grad_keys, of_key, pair.keys)
+        return grad_q, grad_keys
+
+    grad_q, grad_keys = ring.go_around(work.held(k, v), start, step)
+    grads = (grad_q, *ring.pass_on(grad_keys))
+    typed = [_join(g).astype(x.dtype) for g, x in zip(grads, (q, k, v), strict=True)]
+    return *typed, None, None
+
+
+attend.defvjp(_forward, _backward)
+
+
+class _Held(NamedTuple):
+    """What goes around: all that others need of a rank's keys, a new dim for parts."""
+
+    k: jax.Array
+    v: jax.Array
+    is_key: jax.Array | None
+    documents: jax.Array | None
+
+    def read(self, part: Index) -> tuple[jax.Array, jax.Array]:
+        """Returns keys and values of a part."""
+        return _read((self.k, self.v), part)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What a rank has to do.
+
+    Attributes:
+        ring: The ranks.
+        rank: This one.
+        queries: ``(parts, B, L / parts, H, K)``.
+        mask: Its arrays with a dim for parts in front.
+        dropout: Of the whole.
+    """
+
+    ring: Ring
+    rank: jax.Array
+    queries: jax.Array
+    mask: AttentionMask
+    dropout: WeightDropout | None
+
+    @classmethod
+    def of(
+        cls,
+        ring: Ring,
+        q_BLHK: jax.Array,
+        mask: AttentionMask,
+        dropout: WeightDropout | None,
+    ) -> "_Work":
+        num = num_parts(is_causal=mask.is_causal)
+        return cls(
+            ring=ring,
+            rank=jax.lax.axis_index(ring.axis_name),
+            queries=_split(q_BLHK, num),
+            mask=_split(mask, num),
+            dropout=dropout,
+        )
+
+    def held(self, k_BLHK: jax.Array, v_BLHK: jax.Array) -> _Held:
+        """Returns this rank's own."""
+        mask, num = self.mask, self.queries.shape[0]
+        keys = mask.key_documents
+        documents = mask.documents if keys is None else keys
+        return _Held(_split(k_BLHK, num), _split(v_BLHK, num), mask.is_key, documents)
+
+    def pairs(self, number: Index) -> tuple[Pair, ...]:
+        """Returns what there is to do with an arrival: always as much."""
+        if not self.mask.is_causal:
+            return (Pair(0, 0, False),)
+        # The first arrivals are from the ranks before this one.
+        part = jnp.where(number <= self.rank, 0, 1)
+        return Pair(1, 0, False), Pair(part, part, False)
+
+    def rules(
+        self, held: _Held, pair: Pair, number: Index
+    ) -> tuple[AttentionMask, WeightDropout | None]:
+        """Returns mask and dropout of a pair, its keys of this arrival."""
+        mask = AttentionMask(
+            is_causal=pair.is_causal,
+            is_key=_read(held.is_key, pair.keys),
+            documents=_read(self.mask.documents, pair.queries),
+            key_documents=_read(held.documents, pair.keys),
+        )
+        if self.dropout is None:
+            return mask, None
+        source = (self.rank - number) % self.ring.size
+        length = self.queries.shape[2]
+        dropout = dataclasses.replace(
+            self.dropout,
+            first_query=self.ring.part(self.rank, pair.queries) * length,
+            first_key=self.ring.part(source, pair.keys) * length,
+        )
+        return mask, dropout
+
+
+def _split(tree: Any, num: int) -> Any:
+    """Returns ``(num, B, L / num, ...)`` of each ``(B, L, ...)``."""
+
+    def split(x: jax.Array) -> jax.Array:
+        size, length, *rest = x.shape
+        return jnp.moveaxis(x.reshape(size, num, length // num, *rest), 1, 0)
+
+    return jax.tree.map(split, tree)
+
+
+def _join(x: jax.Array) -> jax.Array:
+    """Returns what was split."""
+    num, size, length, *rest = x.shape
+    return jnp.moveaxis(x, 0, 1).reshape(size, num * length, *rest)
+
+
+def _stack(parts: Mapping[Index, Any]) -> Any:
+    """Returns trees of parts 0, ... as one, with a dim for parts in front."""
+    in_order = [parts[i] for i in range(len(parts))]
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *in_order)
+
+
+def _read(tree: Any, part: Index) -> Any:
+    return jax.tree.map(lambda x: slots.read(x, part), tree)
+
+
+def _put(tree: Any, new: Any, part: Index) -> Any:
+    return jax.tree.map(lambda x, value: slots.put(x, value, part), tree, new)
+
+
+def _add(total: Any, more: Any) -> Any:
+    return more if total is None else jax.tree.map(jnp.add, total, more)
+
+
+def _add_at(total: Any, more: Any, part: Index) -> Any:
+    return _put(total, _add(_read(total, part), more), part)
