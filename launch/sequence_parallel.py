@@ -240,12 +240,7 @@ def _pure(linear: nnx.Module) -> tuple[Callable, Params]:
     graph = nnx.graphdef(linear)
 
     def run(params: Params, x: jax.Array) -> jax.Array:
-        module = nnx.merge(graph, nnx.State(params))
-        for _, part in list(nnx.iter_modules(module)):
-            if isinstance(part, nnx.LinearGeneral):  # one rank's, not what it was made
-                num_dims = len(part.out_features)
-                part.out_features = part.kernel.shape[-num_dims:]
-        return module(x)
+        return nnx.merge(graph, nnx.State(params))(x)
 
     return run, pure_state(linear)
 

@@ -175,6 +175,20 @@ def run_equation(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> Sequence[jax.A
         return bind(eqn.primitive, operands, eqn.params)
 
 
+def to_host(x: jax.Array) -> jax.Array:
+    """Returns ``x`` in the memory of the host; its type says so."""
+    return jax.device_put(x, jax.memory.Space.Host)
+
+
+def is_on_host(x: Any) -> bool:
+    """Returns whether an array, or a type, is in the memory of the host.
+
+    One that has no word for it is not.
+    """
+    aval = jax.typeof(x) if isinstance(x, jax.Array) else x
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
+
+
 def source_line(sources: Sequence[Any], hidden: Sequence[str]) -> str:
     """Returns file and line of the innermost frame that is not hidden.
 
