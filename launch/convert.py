@@ -24,7 +24,7 @@ from launch.checkpoint import Checkpointer, CheckpointError
 from launch.resolve import DeviceCount
 from launch.run_config import RunConfig
 from launch.saved_form import SavedForm
-from models import convert
+from models import convert, published_config
 from models.published_files import PublishedFiles, open_published
 
 # The saved form is the same on every layout, so one device does.
@@ -168,7 +168,13 @@ def export_run(options: Options) -> tuple[int, RunConfig]:
     saved_form = _saved_form(config, _build_steps(config))
     with Checkpointer(source / workdir.CHECKPOINTS) as checkpointer:
         saved = checkpointer.restore(saved_form.abstract_saved, options.step)
-    convert.save(config.model_name, config.model, saved.params, options.target)
+    convert.save(
+        config.model_name,
+        config.model,
+        saved.params,
+        options.target,
+        classes=config.data.classes,
+    )
     tokenizer = source / workdir.TOKENIZER_FILE
     if tokenizer.is_file():
         shutil.copy(tokenizer, options.target)
@@ -188,6 +194,8 @@ def _config_of(files: PublishedFiles, path: str | None) -> RunConfig:
         data["tokenizer"] = found[0]
     if name != "vit" and "seq_length" not in data:
         data["seq_length"] = min(128, model.max_len)
+    if name in published_config.CLASSIFIERS and data.get("classes") is None:
+        data["classes"] = published_config.class_names(files.config)
     return resolve.resolve({**values, "data": data}, {}, ONE_DEVICE)
 
 

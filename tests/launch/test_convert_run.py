@@ -8,6 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 from launch import convert, resolve
 from launch.checkpoint import Checkpointer
+from models import published_config
 from tests.models import cases
 
 TO_SBP = ("--from=hf", "--to=sbp")
@@ -81,6 +82,32 @@ def test_new_head_is_made_only_if_missing_ones_are_allowed(published, tmp_path, 
     for name, value in tensors.items():
         assert (found[name].tobytes() == value.tobytes()) == (name in kept)
     assert np.std(found["cls.predictions.transform.dense.weight"]) > 0.01
+
+
+@pytest.mark.parametrize("name", published_config.CLASSIFIERS)
+def test_names_of_classes_go_there_and_back(name, tmp_path):
+    golden = cases.load(name).golden
+    num_classes = cases.load(name).config.num_classes
+    labels = {str(number): f"class {number}" for number in range(num_classes)}
+    values = {**golden.config, "id2label": labels}
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(values))
+    save_file(golden.weights, tmp_path / "hf" / "model.safetensors", {"format": "pt"})
+
+    assert convert.main([*TO_SBP, str(tmp_path / "hf"), str(tmp_path / "run")]) == 0
+    assert convert.main([*TO_HF, str(tmp_path / "run"), str(tmp_path / "back")]) == 0
+
+    run = resolve.load(str(tmp_path / "run" / "config.yaml"))
+    assert run["model"]["name"] == name
+    assert run["data"]["classes"] == list(labels.values())
+    back = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert back["id2label"] == labels
+    assert back["label2id"] == {label: int(i) for i, label in labels.items()}
+    assert back["architectures"] == golden.config["architectures"]
+    found = load_file(tmp_path / "back" / "model.safetensors")
+    assert found.keys() == golden.weights.keys()
+    for key, value in golden.weights.items():
+        assert found[key].tobytes() == value.tobytes()
 
 
 @pytest.mark.parametrize(
