@@ -98,8 +98,11 @@ class ManualRegion:
                 there are the zeros.
             sizes: Of dims to add in front.
         """
-        zeros = self.varying(jnp.zeros((*sizes, *like.shape), like.dtype))
-        return to_host(zeros) if is_on_host(like) else zeros
+        shape = (*sizes, *like.shape)
+        if is_on_host(like):  # one number, made many there
+            zero = to_host(self.varying(jnp.zeros((), like.dtype)))
+            return jax.lax.broadcast(zero, shape)
+        return self.varying(jnp.zeros(shape, like.dtype))
 
     def cond(self, predicate: jax.Array, run: Callable, skip: Callable) -> Any:
         """Returns the results of one of two functions, as this rank's own.
