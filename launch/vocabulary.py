@@ -37,8 +37,9 @@ class StageVocabulary(nnx.Module):
         rows_BL = tokens_BL - self._first_token()
         num_rows = self.embedding.shape[0]
         is_own_BL = (rows_BL >= 0) & (rows_BL < num_rows)
-        table_VD = self.embedding[...].astype(self.dtype)
-        own_BLD = jnp.take(table_VD, jnp.clip(rows_BL, 0, num_rows - 1), axis=0)
+        rows_BL = jnp.clip(rows_BL, 0, num_rows - 1)
+        # Cast afterwards, for the gradients of frequent tokens to be summed in float32.
+        own_BLD = jnp.take(self.embedding[...], rows_BL, axis=0).astype(self.dtype)
         own_BLD = jnp.where(is_own_BL[..., None], own_BLD, 0)
         return self.region.psum(own_BLD, "stage")
 

@@ -24,7 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from models import weight_dropout
 from models.blocked_attention import attend_in_blocks
-from models.layers import BlockConfig, dropout, normal
+from models.layers import BlockConfig, dropout, linear
 from models.masks import AttentionMask
 
 
@@ -51,24 +51,9 @@ class Attention(nnx.Module):
     def __init__(self, config: BlockConfig, *, out_scale: float, rngs: nnx.Rngs):
         self.config = config
         self.core: Core = CORES.get(config.attention, attend)
-        heads = (config.num_heads, config.head_dim)
-        self.qkv = nnx.LinearGeneral(
-            config.model_dim,
-            (3, *heads),
-            kernel_init=normal(config.init_scale),
-            dtype=config.dtype,
-            param_dtype=config.param_dtype,
-            rngs=rngs,
-        )
-        self.out = nnx.LinearGeneral(
-            heads,
-            config.model_dim,
-            axis=(-2, -1),
-            kernel_init=normal(out_scale),
-            dtype=config.dtype,
-            param_dtype=config.param_dtype,
-            rngs=rngs,
-        )
+        dim, heads = config.model_dim, (config.num_heads, config.head_dim)
+        self.qkv = linear(config, (3, *heads), rngs=rngs)
+        self.out = linear(config, dim, in_dims=heads, scale=out_scale, rngs=rngs)
 
     def __call__(
         self, x_BLD: jax.Array, mask: AttentionMask | None, keys_B: jax.Array | None

@@ -73,12 +73,13 @@ class Embeddings(nnx.Module):
 
     def __call__(self, batch: Batch, keys_B: jax.Array | None) -> jax.Array:
         """Embeds the tokens of a batch as ``(B, L, D)``."""
-        dtype = self.config.dtype
         x_BLD = self.token.embed(batch["tokens"])
-        x_BLD += packing.position_embedding(self.position[...].astype(dtype), batch)
-        x_BLD += jnp.take(self.segment[...].astype(dtype), batch["segments"], axis=0)
+        positions = packing.position_embedding(self.position[...], batch)
+        segments_BLD = jnp.take(self.segment[...], batch["segments"], axis=0)
+        x_BLD = layers.add_in_float32(x_BLD, positions)
+        x_BLD = layers.add_in_float32(x_BLD, segments_BLD)
         if self.config.norm_position == "post":
-            x_BLD = self.norm(x_BLD).astype(dtype)
+            x_BLD = self.norm(x_BLD).astype(x_BLD.dtype)
         return layers.dropout(x_BLD, self.config.dropout_rate, keys_B)
 
 

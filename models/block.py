@@ -16,7 +16,6 @@ from models.layers import (
     fold_keys,
     layer_norm,
     linear,
-    normal,
     stochastic_depth,
 )
 from models.masks import AttentionMask
@@ -27,15 +26,9 @@ class Mlp(nnx.Module):
 
     def __init__(self, config: BlockConfig, *, out_scale: float, rngs: nnx.Rngs):
         self.activation = ACTIVATIONS[config.activation]
-        self.up = linear(config, config.mlp_dim, rngs=rngs)
-        self.down = nnx.Linear(
-            config.mlp_dim,
-            config.model_dim,
-            kernel_init=normal(out_scale),
-            dtype=config.dtype,
-            param_dtype=config.param_dtype,
-            rngs=rngs,
-        )
+        dim, hidden = config.model_dim, config.mlp_dim
+        self.up = linear(config, hidden, rngs=rngs)
+        self.down = linear(config, dim, in_dims=hidden, scale=out_scale, rngs=rngs)
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
         """Maps each position on its own; the shape stays ``(B, L, D)``."""

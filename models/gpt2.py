@@ -82,8 +82,8 @@ class Gpt2(nnx.Module):
     def embed(self, batch: Batch, keys_B: jax.Array | None = None) -> jax.Array:
         """Returns the input of the first block, ``(B, L, D)``."""
         x_BLD = self.token.embed(batch["tokens"])
-        table = self.position[...].astype(x_BLD.dtype)
-        x_BLD += packing.position_embedding(table, batch)
+        positions = packing.position_embedding(self.position[...], batch)
+        x_BLD = layers.add_in_float32(x_BLD, positions)
         return layers.dropout(x_BLD, self.config.dropout_rate, keys_B)
 
     @staticmethod

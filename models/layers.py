@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -117,16 +118,61 @@ def layer_norm(config: BlockConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm:
     )
 
 
-def linear(config: BlockConfig, out_dim: int, *, rngs: nnx.Rngs) -> nnx.Linear:
-    """Returns a linear map with bias, ``(..., D)`` to ``(..., out_dim)``."""
-    return nnx.Linear(
-        config.model_dim,
-        out_dim,
-        kernel_init=normal(config.init_scale),
+class Linear(nnx.LinearGeneral):
+    """A linear map of the last dims: product in ``dtype``, bias added in float32.
+
+    So the gradient of the bias, a sum over all positions, is summed in float32; in
+    bfloat16, eight bits, such a sum stops growing at some hundred terms.
+    """
+
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Maps ``(..., *in)`` to ``(..., *out)``."""
+        x, kernel = self.promote_dtype((inputs, self.kernel[...]), dtype=self.dtype)
+        num_in = len(self.in_features)
+        dims = tuple(range(x.ndim - num_in, x.ndim)), tuple(range(num_in))
+        product = self.dot_general or jax.lax.dot_general
+        y = product(x, kernel, (dims, ((), ())), out_sharding=out_sharding)
+        assert self.bias is not None, "every linear map here has a bias"
+        return add_in_float32(y, self.bias[...])
+
+
+def linear(
+    config: BlockConfig,
+    out_dims: int | tuple[int, ...],
+    *,
+    in_dims: int | tuple[int, ...] | None = None,
+    scale: float | None = None,
+    rngs: nnx.Rngs,
+) -> Linear:
+    """Returns a linear map with bias, ``(..., *in_dims)`` to ``(..., *out_dims)``.
+
+    Args:
+        config: Of the model.
+        out_dims: Sizes of what the last dims are mapped to.
+        in_dims: Sizes of these; None for ``model_dim``.
+        scale: Of the initial weights; None for the model's.
+        rngs: Of the weights.
+    """
+    num_in = len(in_dims) if isinstance(in_dims, tuple) else 1
+    return Linear(
+        config.model_dim if in_dims is None else in_dims,
+        out_dims,
+        axis=tuple(range(-num_in, 0)),
+        kernel_init=normal(config.init_scale if scale is None else scale),
         dtype=config.dtype,
         param_dtype=config.param_dtype,
         rngs=rngs,
     )
+
+
+def add_in_float32(x: jax.Array, addend: jax.Array) -> jax.Array:
+    """Returns ``x`` plus what is the same along its first dims, in the dtype of ``x``.
+
+    The gradient of ``addend``, a sum over these dims, is summed in float32.
+    """
+    shape = (1,) * (x.ndim - addend.ndim) + addend.shape
+    total = x.astype(jnp.float32) + addend.astype(jnp.float32).reshape(shape)
+    return total.astype(x.dtype)
 
 
 def fold_keys(keys_B: jax.Array | None, index: int | jax.Array) -> jax.Array | None:

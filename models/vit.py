@@ -111,12 +111,12 @@ class PatchEmbedding(nnx.Module):
         kernel = self.kernel[...].astype(config.dtype)
         x_BLD = jnp.einsum("bipjqc,pqcd->bijd", patches, kernel)
         x_BLD = x_BLD.reshape(-1, config.num_patches, config.model_dim)
-        x_BLD += self.bias[...].astype(config.dtype)[None, None]
+        x_BLD = layers.add_in_float32(x_BLD, self.bias[...])
         if config.pooling == "class_token":
-            token_D = self.class_token[...].astype(config.dtype)
-            token_BD = jnp.broadcast_to(token_D, (len(x_BLD), 1, config.model_dim))
+            zeros_BD = jnp.zeros((len(x_BLD), 1, config.model_dim), x_BLD.dtype)
+            token_BD = layers.add_in_float32(zeros_BD, self.class_token[...])
             x_BLD = jnp.concatenate([token_BD, x_BLD], axis=1)
-        return x_BLD + self.position[...].astype(config.dtype)[None]
+        return layers.add_in_float32(x_BLD, self.position[...])
 
 
 class Vit(nnx.Module):

@@ -26,7 +26,8 @@ class Vocabulary(nnx.Module):
 
     def embed(self, tokens_BL: jax.Array) -> jax.Array:
         """Looks the tokens up: ``(B, L)`` to ``(B, L, D)``."""
-        return jnp.take(self.embedding[...].astype(self.dtype), tokens_BL, axis=0)
+        # Cast afterwards, for the gradients of frequent tokens to be summed in float32.
+        return jnp.take(self.embedding[...], tokens_BL, axis=0).astype(self.dtype)
 
     def logits(self, h_BND: jax.Array, bias_V: jax.Array | None = None) -> jax.Array:
         """Scores every token: ``(B, N, D)`` to float32 ``(B, N, V)``."""

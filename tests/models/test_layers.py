@@ -171,3 +171,41 @@ def test_rows_of_the_vocabulary_past_its_tokens_take_no_probability():
 def test_broken_rule_of_a_block_gives_the_values(fields, rule):
     (sentence,) = dataclasses.replace(CONFIG, **fields).broken_rules()
     assert rule in sentence
+
+
+def test_gradients_of_long_sums_are_whole_in_half_precision():
+    # In bfloat16 a sum of ones stops at 256.
+    config = BlockConfig(model_dim=4, dtype="bfloat16")
+    table = Vocabulary(8, 8, config, rngs=nnx.Rngs(0))
+    module = layers.linear(config, 4, rngs=nnx.Rngs(0))
+    x_BLD = jnp.ones((2, 1024, 4), jnp.bfloat16)
+
+    def of_table(table):
+        embedded = table.embed(jnp.zeros((2, 1024), jnp.int32))
+        return embedded.astype(jnp.float32).sum()
+
+    def of_bias(module):
+        return module(x_BLD).astype(jnp.float32).sum()
+
+    embedding = nnx.grad(of_table)(table)["embedding"][...]
+    bias = nnx.grad(of_bias)(module)["bias"][...]
+    np.testing.assert_array_equal(embedding[0], np.full(4, 2048.0))
+    np.testing.assert_array_equal(bias, np.full(4, 2048.0))
+
+
+@pytest.mark.parametrize(("in_dims", "out_dims"), [(None, (3, 2)), ((2, 2), 5)])
+def test_linear_map_of_several_dims_is_an_einsum(in_dims, out_dims):
+    config = BlockConfig(model_dim=4)
+    module = layers.linear(config, out_dims, in_dims=in_dims, rngs=nnx.Rngs(0))
+    shape = (2, 3, *(in_dims or (4,)))
+    x = jnp.arange(np.prod(shape), dtype=jnp.float32).reshape(shape)
+    module.bias[...] = jnp.arange(module.bias.size, dtype=jnp.float32).reshape(
+        module.bias.shape
+    )
+
+    found = module(x)
+
+    letters = "ij"[: len(shape) - 2], "mn"[: module.bias.ndim]
+    rule = f"bl{letters[0]},{letters[0]}{letters[1]}->bl{letters[1]}"
+    wanted = np.einsum(rule, x, module.kernel[...]) + np.asarray(module.bias[...])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)

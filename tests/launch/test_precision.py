@@ -1,0 +1,167 @@
+"""Which number formats the training step computes and communicates in."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from launch import state, step
+from tests.launch import cases
+from tests.launch.cases import Case
+
+# No size is another one, or a part of it.
+SMALL = (("model.num_layers", 2), ("model.num_heads", 2), ("model.mlp_dim", 48))
+HALF = (*SMALL, ("model.dtype", "bfloat16"))
+# Sums that only ever have one term that is not zero, or that a tensor-parallel layer
+# makes of activations, are in the dtype of these.
+REDUCTIONS = ("reduce_sum", "scatter-add", "psum", "psum_invariant", "reduce_scatter")
+IN_SINGLE = ("exp2", "log", "rsqrt", "reduce_max", "pmax")
+
+
+def equations(jaxpr):
+    """Yields the equations of a jaxpr and of those inside it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else [value]:
+                if hasattr(inner, "eqns"):
+                    yield from equations(inner)
+                elif hasattr(inner, "jaxpr"):
+                    yield from equations(inner.jaxpr)
+
+
+def trace(case):
+    """The training step's jaxpr, and the shapes of a rank's parameters."""
+    steps = cases.make_steps(case)
+    abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
+    program = step.build_train_step(steps)
+    traced = program.trace(abstract, cases.make_batch(case.config))
+    shapes = set()
+    for leaf, sharding in zip(
+        jax.tree.leaves(steps.model.shapes),
+        jax.tree.leaves(steps.shardings.params),
+        strict=True,
+    ):
+        spec = [e for e in (*sharding.spec, *[None] * leaf.ndim)][: leaf.ndim]
+        names = [e if isinstance(e, tuple) else (e,) for e in spec]
+        local = tuple(
+            size // (case.stage if "stage" in axes else 1)
+            for size, axes in zip(leaf.shape, names, strict=True)
+        )
+        shapes |= {local, local[1:]}  # of a stack, or of one layer
+    return list(equations(traced.jaxpr.jaxpr)), shapes
+
+
+@pytest.fixture(
+    scope="module",
+    params=[Case(2, 2, 1, fields=HALF), Case(1, 1, 2, fields=HALF)],
+    ids=["2x2x1", "1x1x2"],
+)
+def half(request):
+    return request.param, *trace(request.param)
+
+
+def types(equation):
+    return [v.aval.dtype for v in (*equation.invars, *equation.outvars)]
+
+
+def test_products_of_blocks_are_in_half_precision(half):
+    _, found, _ = half
+    config = half[0].config.model
+    sizes = {config.model_dim, config.mlp_dim}
+
+    products = [e for e in found if e.primitive.name == "dot_general"]
+
+    kernels = [
+        e
+        for e in products
+        if e.invars[1].aval.shape[-1] in sizes and len(e.invars[1].aval.shape) == 2
+    ]
+    assert len(kernels) >= 4
+    for equation in products:
+        # Scores and logits are single; their gradients mix both.
+        kinds = {v.aval.dtype for v in equation.invars}
+        assert jnp.dtype("bfloat16") in kinds
+        if kinds == {jnp.dtype("bfloat16")}:
+            assert equation.outvars[0].aval.dtype in ("bfloat16", "float32")
+
+
+def test_scores_and_logits_come_in_single_precision(half):
+    case, found, _ = half
+    length, config = case.config.data.seq_length, case.config.model
+    rows = config.padded_vocab_size // case.stage
+
+    outputs = [e.outvars[0].aval for e in found if e.primitive.name == "dot_general"]
+
+    scores = [x for x in outputs if x.shape[-2:] == (length, length)]
+    logits = [x for x in outputs if x.shape[-1] == rows]
+    assert scores
+    assert logits
+    assert {x.dtype for x in logits} == {jnp.dtype("float32")}
+    assert scores[0].dtype == jnp.float32
+
+
+def test_norms_softmax_and_losses_are_in_single_precision(half):
+    _, found, _ = half
+
+    special = [e for e in found if e.primitive.name in IN_SINGLE]
+
+    assert {"log", "rsqrt", "reduce_max"} <= {e.primitive.name for e in special}
+    for equation in special:
+        assert jnp.dtype("bfloat16") not in types(equation)
+
+
+def test_gradients_of_parameters_are_summed_in_single_precision(half):
+    _, found, shapes = half
+
+    sums = [
+        e.outvars[0].aval
+        for e in found
+        if e.primitive.name in REDUCTIONS and e.outvars[0].aval.shape in shapes
+    ]
+
+    assert len(sums) > 20
+    assert {x.dtype for x in sums} == {jnp.dtype("float32")}
+
+
+def test_parameters_and_moments_stay_in_single_precision(half):
+    steps = cases.make_steps(half[0])
+
+    abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
+
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(abstract.params)}
+    assert dtypes == {jnp.dtype("float32")}
+    moments = [x for x in jax.tree.leaves(abstract.opt_state) if x.ndim]
+    assert {x.dtype for x in moments} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_gradients_are_sent_in_the_dtype_that_was_chosen(dtype):
+    case = Case(2, 1, 1, fields=(*SMALL, ("precision.gradient_dtype", dtype)))
+
+    found, shapes = trace(case)
+
+    sent = [
+        v.aval.dtype
+        for e in found
+        if e.primitive.name in ("psum", "psum_invariant")
+        for v in e.invars
+        if v.aval.shape in shapes and v.aval.shape
+    ]
+    assert len(sent) > 20
+    assert set(sent) == {jnp.dtype(dtype)}
+
+
+def test_gradients_sent_in_half_precision_are_close_to_the_others():
+    half = Case(2, 1, 1, fields=(*SMALL, ("precision.gradient_dtype", "bfloat16")))
+    single = Case(2, 1, 1, fields=SMALL)
+
+    found, expected = (cases.train(case, 1).gradients for case in (half, single))
+
+    def compare(ours, theirs):
+        scale = np.abs(theirs).max()
+        np.testing.assert_allclose(ours, theirs, atol=scale / 64)
+        return np.abs(ours - theirs).max() / scale
+
+    errors = jax.tree.leaves(jax.tree.map(compare, found, expected))
+    assert max(errors) > 1e-4
