@@ -23,82 +23,19 @@ Keys and values are sent before the work on them begins, so that both happen at 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from launch.block_attention import PLAIN, BlockAttention, Means
+from launch.block_attention import Means
+from launch.ring import Ring, num_parts
 from models.blocked_attention import merge
 from models.masks import AttentionMask, Index
 from models.weight_dropout import WeightDropout
 from sbp.pipeline import slots
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Ring:
-    """Devices along a manual mesh axis, among which a sequence is spread.
-
-    Attributes:
-        axis_name: The axis.
-        size: Its devices, two or more.
-        blocks: How a pair of parts is computed.
-    """
-
-    axis_name: str
-    size: int
-    blocks: BlockAttention = PLAIN
-
-    def part_order(self, *, is_causal: bool) -> list[int]:
-        """Returns the parts of the sequence, device after device.
-
-        Example:
-            >>> ring = Ring(axis_name="context", size=3)
-            >>> ring.part_order(is_causal=True), ring.part_order(is_causal=False)
-            ([0, 5, 1, 4, 2, 3], [0, 1, 2])
-        """
-        numbers = range(num_parts(is_causal=is_causal))
-        return [self.part(rank, i) for rank in range(self.size) for i in numbers]
-
-    def part(self, rank: Any, number: Any) -> Any:
-        """Returns which part of the sequence is a rank's first (0) or second (1)."""
-        return rank + number * (2 * self.size - 1 - 2 * rank)
-
-    def pass_on(self, tree: Any) -> Any:
-        """Returns what the rank before this one has.
-
-        Communication: a collective-permute of each array.
-        """
-        to_next = [(rank, (rank + 1) % self.size) for rank in range(self.size)]
-        return jax.tree.map(
-            lambda x: jax.lax.ppermute(x, self.axis_name, to_next), tree
-        )
-
-    def go_around(self, held: Any, start: Callable, step: Callable) -> Any:
-        """Returns what has become of a state when this rank has seen all that is held.
-
-        Args:
-            held: By this rank, to be passed on.
-            start: ``start(held) -> state``, with this rank's own.
-            step: ``step(held, state, number) -> state``, for the ``number``-th arrival.
-        """
-
-        def arrive(carry: tuple, number: jax.Array) -> tuple[tuple, None]:
-            held, state = carry
-            # Sent before the work on it, and not waited for.
-            arriving = self.pass_on(held)
-            return (arriving, step(held, state, number)), None
-
-        carry = self.pass_on(held), start(held)
-        carry, _ = jax.lax.scan(arrive, carry, jnp.arange(1, self.size - 1))
-        return step(*carry, self.size - 1)
-
-
-def num_parts(*, is_causal: bool) -> int:
-    """Returns how many parts of the sequence a device holds."""
-    return 2 if is_causal else 1
 
 
 class Pair(NamedTuple):
@@ -141,6 +78,8 @@ def attend(
             document goes around with the keys.
         dropout: Of the weights of the whole sequence.
 
+    Arguments and result may be split over ``ring.head_axis`` by heads.
+
     Communication: keys and values go around once, and in the backward pass they do so
     again, together with their gradients in float32.
     """
@@ -148,7 +87,32 @@ def attend(
 
 
 def _forward(ring: Ring, *arguments: Any) -> tuple[jax.Array, tuple]:
-    q, k, v, mask, dropout = arguments
+    run = functools.partial(_go_forward, ring)
+    out_BLHK, lse_BLH = ring.per_heads(run, arguments, num_whole=2)
+    out_BLHK = checkpoint_name(out_BLHK, "attention_values")
+    lse_BLH = checkpoint_name(lse_BLH, "attention_lse")
+    return out_BLHK, (arguments, out_BLHK, lse_BLH)
+
+
+def _backward(ring: Ring, residuals: tuple, grad_BLHK: jax.Array) -> tuple:
+    (q, k, v, *rules), out_BLHK, lse_BLH = residuals
+    run = functools.partial(_go_backward, ring)
+    arguments = (q, k, v, out_BLHK, lse_BLH, grad_BLHK, *rules)
+    return *ring.per_heads(run, arguments, num_whole=2), None, None
+
+
+attend.defvjp(_forward, _backward)
+
+
+def _go_forward(
+    ring: Ring,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: AttentionMask,
+    dropout: WeightDropout | None,
+) -> Means:
+    """Returns means of values ``(B, L, H, K)``, logarithms of sums ``(B, L, H)``."""
     work = _Work.of(ring, q, mask, dropout)
 
     def run(held: _Held, pair: Pair, number: Index) -> Means:
@@ -170,13 +134,21 @@ def _forward(ring: Ring, *arguments: Any) -> tuple[jax.Array, tuple]:
         return found
 
     means, lse = ring.go_around(work.held(k, v), start, step)
-    out_BLHK = checkpoint_name(_join(means).astype(v.dtype), "attention_values")
-    lse_BLH = checkpoint_name(_join(lse), "attention_lse")
-    return out_BLHK, (arguments, out_BLHK, lse_BLH)
+    return _join(means).astype(v.dtype), _join(lse)
 
 
-def _backward(ring: Ring, residuals: tuple, grad_BLHK: jax.Array) -> tuple:
-    (q, k, v, mask, dropout), out_BLHK, lse_BLH = residuals
+def _go_backward(  # noqa: PLR0913 - one parameter per tensor
+    ring: Ring,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    out_BLHK: jax.Array,
+    lse_BLH: jax.Array,
+    grad_BLHK: jax.Array,
+    mask: AttentionMask,
+    dropout: WeightDropout | None,
+) -> tuple[jax.Array, ...]:
+    """Returns the gradients of queries, keys and values, ``(B, L, H, K)``."""
     work = _Work.of(ring, q, mask, dropout)
     results = dict(out_BLHK=out_BLHK, lse_BLH=lse_BLH, grad_BLHK=grad_BLHK)
     results = _split(results, work.queries.shape[0])
@@ -213,10 +185,7 @@ def _backward(ring: Ring, residuals: tuple, grad_BLHK: jax.Array) -> tuple:
     grad_q, grad_keys = ring.go_around(work.held(k, v), start, step)
     grads = (grad_q, *ring.pass_on(grad_keys))
     typed = [_join(g).astype(x.dtype) for g, x in zip(grads, (q, k, v), strict=True)]
-    return *typed, None, None
-
-
-attend.defvjp(_forward, _backward)
+    return tuple(typed)
 
 
 class _Held(NamedTuple):
@@ -295,9 +264,11 @@ class _Work:
         if self.dropout is None:
             return mask, None
         source = (self.rank - number) % self.ring.size
-        length = self.queries.shape[2]
+        _, _, length, num_heads, _ = self.queries.shape
+        axis = self.ring.head_axis
         dropout = dataclasses.replace(
             self.dropout,
+            first_head=jax.lax.axis_index(axis) * num_heads if axis else 0,
             first_query=self.ring.part(self.rank, pair.queries) * length,
             first_key=self.ring.part(source, pair.keys) * length,
         )

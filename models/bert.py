@@ -60,7 +60,7 @@ class Embeddings(nnx.Module):
     """Sum of token, position and segment embeddings, then norm and dropout."""
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
-        self.config = config
+        self.config, self.drop = config, layers.dropout
         init = layers.normal(config.init_scale)
         dim, dtype = config.model_dim, config.param_dtype
         self.token = vocabulary.Vocabulary(
@@ -80,7 +80,7 @@ class Embeddings(nnx.Module):
         x_BLD = layers.add_in_float32(x_BLD, segments_BLD)
         if self.config.norm_position == "post":
             x_BLD = self.norm(x_BLD).astype(x_BLD.dtype)
-        return layers.dropout(x_BLD, self.config.dropout_rate, keys_B)
+        return self.drop(x_BLD, self.config.dropout_rate, keys_B)
 
 
 class Encoder(nnx.Module):
@@ -102,7 +102,7 @@ class Encoder(nnx.Module):
 
     def embed(self, batch: Batch, keys_B: jax.Array | None = None) -> jax.Array:
         """Returns the input of the first block, ``(B, L, D)``."""
-        return self.embeddings(batch, keys_B)
+        return self.embeddings(batch, keys_B).astype(self.config.dtype)
 
     @staticmethod
     def attention_mask(batch: Batch) -> AttentionMask:
@@ -122,10 +122,16 @@ class Encoder(nnx.Module):
         return self.final_norm(x).astype(x.dtype)
 
 
+def take_positions(x_BLD: jax.Array, positions_BN: jax.Array) -> jax.Array:
+    """Returns what stands at some positions, ``(B, N, D)``."""
+    return jnp.take_along_axis(x_BLD, positions_BN[:, :, None], axis=1)
+
+
 class MaskedLmHead(nnx.Module):
     """Predicts the tokens at chosen positions; the output layer is the embedding."""
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        self.take = take_positions
         self.transform = layers.linear(config, config.model_dim, rngs=rngs)
         self.activation = layers.ACTIVATIONS[config.activation]
         self.norm = layers.layer_norm(config, rngs=rngs)
@@ -133,7 +139,7 @@ class MaskedLmHead(nnx.Module):
 
     def __call__(self, x_BLD: jax.Array, positions_BN: jax.Array) -> jax.Array:
         """Returns what the vocabulary scores, ``(B, N, D)``, at ``positions_BN``."""
-        h_BND = jnp.take_along_axis(x_BLD, positions_BN[:, :, None], axis=1)
+        h_BND = self.take(x_BLD, positions_BN)
         h_BND = self.activation(self.transform(h_BND))
         return self.norm(h_BND).astype(x_BLD.dtype)
 

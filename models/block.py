@@ -40,7 +40,7 @@ class Block(nnx.Module):
     """One transformer layer: attention and MLP, each with residual and norm."""
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
-        self.config = config
+        self.config, self.drop = config, dropout
         is_pre = config.norm_position == "pre"
         depth = 2 * config.num_layers if is_pre else 1
         out_scale = config.init_scale / math.sqrt(depth)
@@ -88,10 +88,12 @@ class Block(nnx.Module):
 
         def mix(h_BLD: jax.Array) -> jax.Array:
             y_BLD = checkpoint_name(attend(h_BLD), "attention_out")
+            # It may compute in float32 by itself; the residual stream does not.
+            y_BLD = y_BLD.astype(h_BLD.dtype)
             return self._drop(y_BLD, fold_keys(keys_B, 1), layer)
 
         def transform(h_BLD: jax.Array) -> jax.Array:
-            y_BLD = checkpoint_name(self.mlp(h_BLD), "mlp_down")
+            y_BLD = checkpoint_name(self.mlp(h_BLD), "mlp_down").astype(h_BLD.dtype)
             return self._drop(y_BLD, fold_keys(keys_B, 2), layer)
 
         if self.config.norm_position == "pre":
@@ -108,7 +110,7 @@ class Block(nnx.Module):
         self, branch: jax.Array, keys_B: jax.Array | None, layer: int | jax.Array
     ) -> jax.Array:
         rate, name = self.config.dropout_rate, "dropout_mask"
-        branch = dropout(branch, rate, fold_keys(keys_B, 0), name=name)
+        branch = self.drop(branch, rate, fold_keys(keys_B, 0), name=name)
         if self.config.stochastic_depth_rate == 0:
             return branch
         # Equal blocks run as one program: only at run time does one know its depth.

@@ -67,7 +67,7 @@ class Gpt2(nnx.Module):
     """
 
     def __init__(self, config: Gpt2Config, *, rngs: nnx.Rngs):
-        self.config = config
+        self.config, self.drop = config, layers.dropout
         self.token = vocabulary.Vocabulary(
             config.vocab_size, config.padded_vocab_size, config, rngs=rngs
         )
@@ -83,8 +83,8 @@ class Gpt2(nnx.Module):
         """Returns the input of the first block, ``(B, L, D)``."""
         x_BLD = self.token.embed(batch["tokens"])
         positions = packing.position_embedding(self.position[...], batch)
-        x_BLD = layers.add_in_float32(x_BLD, positions)
-        return layers.dropout(x_BLD, self.config.dropout_rate, keys_B)
+        x_BLD = layers.add_in_float32(x_BLD, positions).astype(self.config.dtype)
+        return self.drop(x_BLD, self.config.dropout_rate, keys_B)
 
     @staticmethod
     def attention_mask(batch: Batch) -> AttentionMask:

@@ -22,14 +22,27 @@ def positions_in_document(documents_BL: jax.Array) -> jax.Array:
     return index_BL - jax.lax.cummax(jnp.where(is_start_BL, index_BL, 0), axis=1)
 
 
+def token_positions(batch: Batch) -> jax.Array:
+    """Returns the position of each token in its document, int32 ``(B, L)``.
+
+    Args:
+        batch: With ``tokens`` ``(B, L)``. If it has ``token_positions`` they are those.
+            Without ``documents`` a row is one document.
+    """
+    if "token_positions" in batch:
+        return batch["token_positions"]
+    if "documents" in batch:
+        return positions_in_document(batch["documents"])
+    return jax.lax.broadcasted_iota(jnp.int32, batch["tokens"].shape, 1)
+
+
 def position_embedding(table: jax.Array, batch: Batch) -> jax.Array:
-    """Returns the embedding of each position, ``(1 or B, L, D)``.
+    """Returns the embedding of each token's position, ``(1 or B, L, D)``.
 
     Args:
         table: Shape ``(max_len, D)``.
-        batch: With ``tokens`` ``(B, L)``. Without ``documents`` a row is one document;
-            with them positions count from the start of each.
+        batch: See `token_positions`.
     """
-    if "documents" in batch:
-        return jnp.take(table, positions_in_document(batch["documents"]), axis=0)
+    if "token_positions" in batch or "documents" in batch:
+        return jnp.take(table, token_positions(batch), axis=0)
     return table[None, : batch["tokens"].shape[1]]

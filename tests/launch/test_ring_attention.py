@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from launch import ring_attention
 from launch.block_attention import BLOCKED, PLAIN
-from launch.ring_attention import Ring
+from launch.ring import Ring
 from models import weight_dropout
 from models.attention import attend
 from models.masks import AttentionMask
