@@ -18,6 +18,8 @@ def get_config() -> ml_collections.ConfigDict:
             # "none", "selective" or "full": what is computed again in the backward
             # pass; or an action by tensor, such as {"qkv": "save"}, see docs/memory.md
             "remat": config_dict.FieldReference("none", field_type=object),
+            # Begin with a pre-trained model: workdir, or Hugging Face directory
+            "init_from": None,
             "model": {"name": "bert", **dataclasses.asdict(bert.SIZES["tiny"])},
             "data": {
                 "files": (),  # text or JSON lines; none: Python's own documentation
@@ -89,6 +91,8 @@ def get_config() -> ml_collections.ConfigDict:
                 "min_size": 2**14,  # parameters of fewer elements are left whole
             },
             "precision": {  # beside model.dtype and model.param_dtype
+                # Paths of modules that compute in float32, as "blocks/*/mlp"
+                "float32": (),
                 # Of the one sum over data-parallel ranks; else sums are in float32
                 "gradient_dtype": "float32",
                 # "off", "static" or "dynamic"; None: "dynamic" for float16, else "off"

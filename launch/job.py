@@ -1,7 +1,7 @@
 """Everything that a run is made of, built from its config."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from launch import (
     adapters,
     distributed,
     families,
+    init_from,
     loss_scale,
     optimizer,
     pipelines,
@@ -88,8 +89,22 @@ class Job:
             self.data.batch_shapes,
         )
 
-    def create_state(self) -> state.TrainState:
-        """Returns the state at step 0, a function of the seed alone."""
+    def create_state(
+        self, say: Callable[..., None] = lambda *lines: None
+    ) -> state.TrainState:
+        """Returns the state at step 0, a function of the seed and ``init_from``.
+
+        Args:
+            say: Is told what is from where.
+
+        Raises:
+            CheckpointError: See `init_from.begin`.
+            OSError: See there.
+        """
+        if self.config.root.init_from is not None:
+            begun = init_from.begin(self.config, self.steps, self.saved_form)
+            say(*begun.report)
+            return begun.state
         return state.create_state(
             self.steps.model,
             self.steps.optimizer,
@@ -209,6 +224,7 @@ def build_steps(
         family: The model, by default that of this name in `models.MODELS`.
     """
     family, dist = family or MODELS[config.model_name], config.dist
+    family = precision.with_float32(family, config.precision.float32)
     region = ManualRegion(mesh, ("stage", "data"))
     assignment = pipelines.assign(dist, config.model)
     indices = assignment.layer_indices
@@ -233,7 +249,7 @@ def build_steps(
         shapes=model.shapes,
         specs=specs,
         dtype=config.model.dtype,
-        gradient_dtype=config.precision.gradient_dtype,
+        formats=config.precision,
         num_microbatches=config.train.num_microbatches,
     )
     specs = zero.held_specs(specs, held.cuts)

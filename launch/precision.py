@@ -6,12 +6,17 @@ the statistics of norms and softmax, is in float32 in any case.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from flax import nnx
+
 from launch.loss_scale import LossScaling
-from models.layers import DTYPES
+from models import ModelFamily
+from models.layers import DTYPES, BlockConfig
 from models.rules import at_least, one_of
+from models.sharding import is_match
 
 LOSS_SCALINGS = ("off", "static", "dynamic")
 
@@ -20,6 +25,7 @@ LOSS_SCALINGS = ("off", "static", "dynamic")
 class PrecisionConfig:
     """Number formats; `configs.base` says what each field means."""
 
+    float32: tuple[str, ...] = ()
     gradient_dtype: str = "float32"
     loss_scaling: str | None = None
     initial_loss_scale: float = 2.0**16
@@ -76,3 +82,95 @@ def is_loss_scaled(config: Mapping[str, Mapping[str, Any]]) -> bool:
         config: As in a checkpoint; one without the section scaled nothing.
     """
     return config.get("precision", {}).get("loss_scaling", "off") != "off"
+
+
+def with_float32(family: ModelFamily, patterns: Sequence[str]) -> ModelFamily:
+    """Returns the model, of which some modules compute in float32.
+
+    Args:
+        family: The model.
+        patterns: Paths of modules, which stand for all within them; ``*`` for one
+            segment. See `broken_patterns`.
+
+    Example:
+        >>> from models import MODELS, gpt2
+        >>> family = with_float32(MODELS["gpt2"], ["blocks/*/mlp"])
+        >>> sizes = gpt2.Gpt2Config(num_layers=1, dtype="bfloat16")
+        >>> model = nnx.eval_shape(lambda: family.module(sizes, rngs=nnx.Rngs(0)))
+        >>> model.blocks[0].mlp.up.dtype, model.blocks[0].attention.qkv.dtype
+        ('float32', 'bfloat16')
+    """
+
+    def build(config: Any, *, rngs: nnx.Rngs) -> Any:
+        model = family.module(config, rngs=rngs)
+        for path, module in nnx.iter_modules(model):
+            if any(is_within(pattern, path) for pattern in patterns):
+                for name, value in _formats(module).items():
+                    setattr(module, name, value)
+        return model
+
+    return dataclasses.replace(family, module=build) if patterns else family
+
+
+def broken_patterns(
+    family: ModelFamily, config: Any, patterns: Sequence[str]
+) -> Iterator[str]:
+    """Yields one sentence per pattern that does not fit the model.
+
+    Args:
+        family: The model.
+        config: Its config.
+        patterns: See `with_float32`.
+    """
+    if not patterns:
+        return
+    sizes = dataclasses.replace(config, num_layers=1)
+    model = nnx.eval_shape(lambda: family.module(sizes, rngs=nnx.Rngs(0)))
+    paths = [path for path, module in nnx.iter_modules(model) if _formats(module)]
+    known = dict.fromkeys(
+        "/".join(_names(path)[:end])
+        for path in paths
+        for end in range(1, 1 + len(path))
+    )
+    known.pop("blocks", None)  # it has no format of its own, nor is it one module
+    for pattern in patterns:
+        if pattern.startswith("blocks/") and pattern.split("/")[1] != "*":
+            yield (
+                f"float32: {pattern!r} picks out one block, but blocks are all alike."
+                " Write 'blocks/*/...'."
+            )
+        elif not any(is_within(pattern, path) for path in paths):
+            close = difflib.get_close_matches(pattern, list(known), n=1)
+            hint = f"Did you mean {close[0]!r}?" if close else ""
+            names = ", ".join(map(repr, known))
+            yield (
+                f"float32: {pattern!r} is no module of the model that computes."
+                f" {hint or f'There are {names}.'}"
+            )
+
+
+def is_within(pattern: str, path: Sequence[Any]) -> bool:
+    """Whether a module or parameter is, or lies in, what a pattern names.
+
+    Example:
+        >>> is_within("blocks/*/mlp", ("blocks", 3, "mlp", "up"))
+        True
+        >>> is_within("blocks/*/mlp", ("blocks", "*", "mlp_norm"))
+        False
+    """
+    names = _names(path)
+    return is_match(pattern, "/".join(names[: pattern.count("/") + 1]))
+
+
+def _names(path: Sequence[Any]) -> list[str]:
+    names = [str(name) for name in path]
+    return ["blocks", "*", *names[2:]] if names[:1] == ["blocks"] else names
+
+
+def _formats(module: nnx.Module) -> dict[str, Any]:
+    """Returns what to set for a module to compute in float32, {} if it does not."""
+    found = vars(module)
+    changes: dict[str, Any] = {"dtype": "float32"} if "dtype" in found else {}
+    if isinstance(found.get("config"), BlockConfig):
+        changes["config"] = dataclasses.replace(found["config"], dtype="float32")
+    return changes

@@ -14,7 +14,15 @@ from typing import Any
 
 import yaml
 
-from launch import adapters, families, pipelines, run_config, typed_fields
+from launch import (
+    adapters,
+    families,
+    pipelines,
+    precision,
+    run_config,
+    typed_fields,
+)
+from launch import origin as origins
 from launch.run_config import RootConfig, RunConfig
 from models import MODELS
 
@@ -111,7 +119,11 @@ def load(path: str) -> Values:
 
 
 def resolve(
-    values: Values, overrides: Mapping[str, str], devices: DeviceCount
+    values: Values,
+    overrides: Mapping[str, str],
+    devices: DeviceCount,
+    *,
+    origin: str | None = None,
 ) -> RunConfig:
     """Returns the run config, with every field set that the run derives.
 
@@ -120,6 +132,8 @@ def resolve(
             default.
         overrides: Texts by dotted field, such as ``{"dist.data_parallel_size": "2"}``.
         devices: What the run may use.
+        origin: Directory that has the fields which ``init_from`` leaves open, if that
+            is not read any more. None if it is.
 
     Raises:
         ConfigError: With every rule that is broken.
@@ -136,6 +150,8 @@ def resolve(
     types_of = {"": RootConfig, "model": MODELS[name].config, **SECTIONS}
     overrides = {k: v for k, v in overrides.items() if k != "model.name"}
     problems += _apply_overrides(values, overrides, types_of)
+    if isinstance(directory := values[""].get("init_from"), str):
+        problems += origins.fill(values, name, origin or directory)
     sections = {}
     for section, config_type in types_of.items():
         given = values.get(section, {})
@@ -156,6 +172,7 @@ def resolve(
         *families.broken_rules(config),
         *pipelines.broken_rules(config),
         *adapters.broken_rules(config),
+        *_broken_precision_rules(config),
         *_broken_device_rules(config, devices),
     ]
     if problems:
@@ -223,6 +240,12 @@ def _derive_data_parallel_size(
         used *= size if isinstance(size, int) and size > 0 else 1
     size = max(1, devices.num_devices // used) if devices.num_devices else 1
     return {**given, "data_parallel_size": size}
+
+
+def _broken_precision_rules(config: RunConfig) -> Iterator[str]:
+    family, patterns = MODELS[config.model_name], config.precision.float32
+    for problem in precision.broken_patterns(family, config.model, patterns):
+        yield f"precision.{problem}"
 
 
 def _broken_device_rules(config: RunConfig, devices: DeviceCount) -> Iterator[str]:

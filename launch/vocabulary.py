@@ -77,7 +77,7 @@ class StageVocabulary(nnx.Module):
         return vocabulary_logits(
             self.embedding[...],
             bias_V,
-            h_BND,
+            h_BND.astype(self.dtype),
             size=self.size,
             first_token=self._first_token(),
         )

@@ -30,8 +30,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from launch.precision import PrecisionConfig, is_within
 from launch.run_config import ZeroConfig
-from models.stacked import Params, split_blocks
+from models.stacked import Params, path_of, split_blocks
 from sbp.pipeline.parts import Parts
 from sbp.pipeline.region import ManualRegion
 
@@ -45,7 +46,7 @@ class Cut:
 
     Attributes:
         dim: Cut into parts over ``data``; `WHOLE` if there is none.
-        dtype: Of the parameter, and of the sum of its gradients.
+        dtype: Of the parameter.
         gathered_dtype: In which its parts are put together.
     """
 
@@ -68,13 +69,15 @@ class Zero:
         stage: 0 to 3.
         cuts: A `Cut` for each parameter, blocks stacked.
         scatters_layers: Whether the gradients of a layer are scattered at once.
-        gradient_dtype: In which gradients are summed over ``data``.
+        sum_dtype: Of the sums of gradients over microbatches.
+        gradient_dtype: In which gradients are sent.
     """
 
     region: ManualRegion
     stage: int
     cuts: Params
     scatters_layers: bool
+    sum_dtype: str
     gradient_dtype: str
 
     def gather_once(self, params: Params) -> Params:
@@ -112,20 +115,21 @@ class Zero:
         """Returns the parts of a model for parameters as a pipeline is given them."""
         if self.stage == 0:
             return parts
-        blocks, outer = split_blocks(self.cuts)
-        layer = jax.tree.map(lambda cut: cut.of_layer, blocks)
-        reduce = self._scatter if self.scatters_layers else _widen
+        layer = jax.tree.map(lambda cut: cut.of_layer, self.cuts["blocks"])
 
         def gather(weights: Params) -> Params:
             return jax.tree.map(self._gather, weights, layer)
+
+        def scatter(gradients: Params) -> Params:
+            return jax.tree.map(self._scatter, gradients, layer)
 
         return dataclasses.replace(
             parts,
             embed=lambda outer, *rest: parts.embed(self.gather_outer(outer), *rest),
             losses=lambda outer, *rest: parts.losses(self.gather_outer(outer), *rest),
             gather=gather if self.stage == 3 else None,
-            reduce_layer=lambda grads: jax.tree.map(reduce, grads, layer),
-            reduce_outer=lambda grads: jax.tree.map(_widen, grads, outer),
+            scatter=scatter if self.scatters_layers else None,
+            sum_dtype=self.sum_dtype,
         )
 
     def sum_gradients(self, grads: Params, specs: Params) -> Params:
@@ -180,7 +184,7 @@ def build(
     shapes: Params,
     specs: Params,
     dtype: str,
-    gradient_dtype: str,
+    formats: PrecisionConfig,
     num_microbatches: int,
 ) -> Zero:
     """Returns how a run holds its parameters.
@@ -191,7 +195,7 @@ def build(
         shapes: Shapes and dtypes of the parameters, blocks stacked.
         specs: How they lie on the mesh without ZeRO.
         dtype: Of the computation.
-        gradient_dtype: In which gradients are summed over ``data``.
+        formats: The section ``precision``.
         num_microbatches: Of each data-parallel rank.
     """
     num_parts = region.mesh.shape[AXIS]
@@ -205,8 +209,13 @@ def build(
         dims = range(int(is_block), leaf.ndim) if is_cut else ()
         dim = next((d for d in dims if _divides(leaf.shape, spec, d, region.mesh)), -1)
         narrow = jnp.dtype(dtype)
-        # Vectors are used in float32 by norms; matrices are cast where they are used.
-        is_narrowed = len(shape) > 1 and narrow.itemsize < leaf.dtype.itemsize
+        # Only what is cast where it is used. Tables are not: gradients of what is
+        # looked up in them add up in their dtype.
+        names = path_of(path).split("/")
+        is_cast = names[-1] == "kernel" and not any(
+            is_within(pattern, names) for pattern in formats.float32
+        )
+        is_narrowed = is_cast and narrow.itemsize < leaf.dtype.itemsize
         return Cut(
             dim=dim,
             dtype=leaf.dtype,
@@ -219,7 +228,7 @@ def build(
         stage=stage,
         cuts=jax.tree.map_with_path(choose, shapes, specs),
         scatters_layers=stage == 3 or (stage == 2 and is_alone),
-        gradient_dtype=gradient_dtype,
+        gradient_dtype=formats.gradient_dtype,
     )
 
 

@@ -139,7 +139,7 @@ class Vit(nnx.Module):
 
     def embed(self, batch: Batch, keys_B: jax.Array | None = None) -> jax.Array:
         """Returns the input of the first block, ``(B, L, D)``."""
-        x_BLD = self.patches(batch["images"])
+        x_BLD = self.patches(batch["images"]).astype(self.config.dtype)
         return layers.dropout(x_BLD, self.config.dropout_rate, keys_B)
 
     @staticmethod

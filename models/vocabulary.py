@@ -31,7 +31,7 @@ class Vocabulary(nnx.Module):
 
     def logits(self, h_BND: jax.Array, bias_V: jax.Array | None = None) -> jax.Array:
         """Scores every token: ``(B, N, D)`` to float32 ``(B, N, V)``."""
-        table_VD = self.embedding[...]
+        table_VD, h_BND = self.embedding[...], h_BND.astype(self.dtype)
         return vocabulary_logits(table_VD, bias_V, h_BND, size=self.size)
 
     def cross_entropy(

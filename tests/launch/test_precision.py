@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch import state, step
+from launch import families, job, resolve, state, step
+from launch.resolve import DeviceCount
 from tests.launch import cases
 from tests.launch.cases import Case
 
@@ -165,3 +166,99 @@ def test_gradients_sent_in_half_precision_are_close_to_the_others():
 
     errors = jax.tree.leaves(jax.tree.map(compare, found, expected))
     assert max(errors) > 1e-4
+
+
+EXCEPTIONS = {  # family -> pattern, and the sizes of kernels that become single
+    "bert": ("blocks/*/mlp", {(16, 48), (48, 16)}),
+    "gpt2": ("blocks/*/attention", {(16, 3, 2, 8), (2, 8, 16)}),
+    "vit": ("patches", {(4, 4, 1, 16)}),
+}
+
+
+def make_tiny(name, **precision):
+    """The training step of a tiny model in bfloat16, traced."""
+    sizes = dict(num_layers=2, model_dim=16, num_heads=2, mlp_dim=48)
+    if name == "vit":
+        sizes |= dict(image_size=16, patch_size=4, num_channels=1, num_classes=3)
+    else:
+        sizes |= dict(vocab_size=60, vocab_multiple=64, max_len=12)
+    values = {
+        "model": {"name": name, **sizes, "dtype": "bfloat16"},
+        "data": {} if name == "vit" else {"seq_length": 12},
+        "train": {"global_batch_size": 8},
+        "precision": precision,
+    }
+    config = resolve.resolve(values, {}, DeviceCount(num_devices=1))
+    steps = job.build_steps(config, Case().mesh)
+    abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
+    batch = families.batch_shapes(config)
+    return equations(step.build_train_step(steps).trace(abstract, batch).jaxpr.jaxpr)
+
+
+def kernels(found):
+    """Shapes of what is cast to half precision from single."""
+    return {
+        e.outvars[0].aval.shape
+        for e in found
+        if e.primitive.name == "convert_element_type"
+        and e.invars[0].aval.dtype == jnp.float32
+        and e.outvars[0].aval.dtype == jnp.bfloat16
+    }
+
+
+@pytest.mark.parametrize("name", EXCEPTIONS)
+def test_modules_of_a_pattern_compute_in_single_precision(name):
+    pattern, sizes = EXCEPTIONS[name]
+
+    plain = kernels(make_tiny(name))
+    special = kernels(make_tiny(name, float32=(pattern,)))
+
+    assert sizes <= plain
+    assert not sizes & special
+    assert (16, 48) in special or "mlp" in pattern  # the others are cast as before
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        (
+            "blocks/*/mpl",
+            "no module of the model that computes. Did you mean 'blocks/*",
+        ),
+        ("blocks/0/mlp", "picks out one block, but blocks are all alike. Write 'bl"),
+        ("xyz", "of the model that computes. There are 'blocks/*'"),
+    ],
+)
+def test_pattern_that_fits_nothing_is_an_error(pattern, message):
+    with pytest.raises(resolve.ConfigError) as error:
+        make_tiny("gpt2", float32=(pattern,))
+
+    assert f"precision.float32: {pattern!r}" in str(error.value)
+    assert message in str(error.value)
+
+
+def test_all_modules_in_single_precision_is_single_precision():
+    patterns = ("embeddings", "blocks/*", "pooler", "masked_lm", "next_sentence")
+    half = Case(fields=(*HALF, ("precision.float32", patterns)))
+
+    found, expected = cases.train(half, 2), cases.train(Case(fields=SMALL), 2)
+
+    # The residual stream is in half precision still.
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=2e-3)
+    assert not np.array_equal(found.losses, expected.losses)
+
+
+def test_kernels_are_gathered_as_they_are_used():
+    fields = (*HALF, ("zero.stage", 3), ("zero.min_size", 1))
+    case = Case(2, fields=(*fields, ("precision.float32", ("blocks/*/mlp",))))
+
+    found, _ = trace(case)
+
+    gathered = {
+        (e.outvars[0].aval.shape, str(e.outvars[0].aval.dtype))
+        for e in found
+        if e.primitive.name.startswith("all_gather")
+    }
+    assert ((16, 48), "float32") in gathered  # an exception
+    assert ((16, 3, 2, 8), "bfloat16") in gathered
+    assert ((64, 16), "float32") in gathered  # the table: its gradient adds up
