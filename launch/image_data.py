@@ -62,7 +62,7 @@ def open_splits(data: DataConfig, model: VitConfig, seed: int) -> Splits:
     held_out = draws.shuffle(held_out, seed=seed)
     trained = np.flatnonzero(~is_held_out)
     _check_size(data, found, trained)
-    recipe = _recipe(data, model)
+    recipe = make_recipe(data, model)
     train, validation = (
         ImageSamples(
             recipe=recipe, images=source, indices=part, seed=seed, is_random=is_random
@@ -89,11 +89,12 @@ def batch_shapes(
     data: DataConfig, model: VitConfig, global_batch_size: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the arrays of a global batch, without looking at the images."""
-    shapes = image_samples.shapes(_recipe(data, model), global_batch_size)
+    shapes = image_samples.shapes(make_recipe(data, model), global_batch_size)
     return input_pipeline.structs(shapes)
 
 
-def _recipe(data: DataConfig, model: VitConfig) -> Recipe:
+def make_recipe(data: DataConfig, model: VitConfig) -> Recipe:
+    """Returns how samples are made for a model."""
     return Recipe(
         image_size=model.image_size,
         num_channels=model.num_channels,

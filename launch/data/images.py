@@ -165,6 +165,11 @@ def open_folders(
     )
 
 
+def why_broken(path: pathlib.Path) -> str:
+    """Returns why a file is no image that can be read, or an empty string."""
+    return _read(path)[1]
+
+
 def _list(folders: Sequence[str]) -> tuple[list[pathlib.Path], list[str]]:
     """Returns all files and the class of each."""
     roots = [pathlib.Path(folder) for folder in folders]

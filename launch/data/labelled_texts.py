@@ -18,7 +18,7 @@ from typing import Any
 from launch.data import text_files
 
 TABLE_SUFFIXES: Mapping[str, str] = {".csv": ",", ".tsv": "\t"}
-TAGGED_SUFFIXES = (".conll", ".bio", ".txt")
+TAGGED_SUFFIXES = (".conll", ".bio")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
