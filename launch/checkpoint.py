@@ -166,6 +166,7 @@ class Checkpointer:
         step: int | None = None,
         *,
         part: str | None = None,
+        allow_unused: bool = False,
     ) -> PyTree:
         """Reads a state straight onto the given layout, each device its own part.
 
@@ -175,6 +176,7 @@ class Checkpointer:
             step: Which checkpoint. None for the latest.
             part: Field of the saved state that ``abstract_state`` describes, such as
                 ``"params"``; nothing else is read. None for the whole.
+            allow_unused: Whether there may be more in it, which is not read either.
 
         Returns:
             The structure of ``abstract_state``, with arrays.
@@ -192,6 +194,7 @@ class Checkpointer:
             if saved is None:
                 raise OSError("it says nothing of the arrays it holds")
             tree = saved.tree if part is None else {part: saved.tree[part]}
+            tree = _common(tree, wanted) if allow_unused else tree
             if lines := tree_difference.describe(tree, wanted):
                 raise CheckpointError(
                     f"The checkpoint of step {step} in '{self.directory}' is of "
@@ -211,6 +214,16 @@ class Checkpointer:
             if damaged:
                 raise OSError(f"the values of {shorten(damaged)} changed on disk")
         return state if part is None else state[part]
+
+    def read_shapes(self, step: int | None = None, *, part: str) -> PyTree:
+        """Returns shapes and dtypes of a field of a saved state; see `restore`."""
+        step, manager = self._find(step)
+        with self._report_unreadable(step):
+            saved = manager.item_metadata(step)["state"]
+            return jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
+                saved.tree[part],
+            )
 
     def read_extra(self, step: int | None = None) -> dict[str, Any]:
         """Returns what `save` was given as ``extra``.
@@ -353,6 +366,13 @@ class Checkpointer:
 
 def _checksums(state: PyTree) -> list[int]:
     return checksum.checksums(jax.tree.leaves(state))
+
+
+def _common(tree: PyTree, other: PyTree) -> PyTree:
+    """Returns the part of nested dicts that the other has too."""
+    if not isinstance(tree, dict):
+        return tree
+    return {name: _common(tree[name], other[name]) for name in tree if name in other}
 
 
 def _check_json(extra: dict[str, Any]) -> None:

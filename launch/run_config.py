@@ -232,6 +232,7 @@ class CheckpointConfig:
 class RootConfig:
     """The fields in no section; `configs.base` says what each field means."""
 
+    init_from: str | None = None
     remat: str | dict[str, str] = "none"
 
     def broken_rules(self) -> Iterator[str]:

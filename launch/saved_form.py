@@ -12,20 +12,19 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.state import TrainState
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SavedForm:
     """Converts between the state of a run and its saved form.
 
     Attributes:
-        abstract: Shapes, dtypes and shardings of the state of the run.
+        abstract: Shapes, dtypes and shardings of the state of the run, or of a part of
+            its parameters.
         layer_order: See `StackedModel.layer_order`.
         num_layers: Layers of the model.
     """
 
-    abstract: TrainState
+    abstract: Any
     layer_order: tuple[int, ...]
     num_layers: int
 
@@ -35,7 +34,7 @@ class SavedForm:
         return self.layer_order == tuple(range(self.num_layers))
 
     @property
-    def abstract_saved(self) -> TrainState:
+    def abstract_saved(self) -> Any:
         """Shapes, dtypes and shardings of the saved form."""
         if self.is_same:
             return self.abstract
@@ -52,7 +51,7 @@ class SavedForm:
 
         return jax.tree.map_with_path(reshape, self.abstract)
 
-    def to_saved(self, state: TrainState) -> TrainState:
+    def to_saved(self, state: Any) -> Any:
         """Returns the saved form of a state.
 
         Communication: an all-gather of the blocks over ``stage``, unless `is_same`.
@@ -62,7 +61,7 @@ class SavedForm:
         )
         return self._convert(state, lambda x: x[places], self.abstract_saved)
 
-    def from_saved(self, state: TrainState) -> TrainState:
+    def from_saved(self, state: Any) -> Any:
         """Returns the state of which this is the saved form."""
         order = jnp.asarray(self.layer_order)
 
@@ -72,12 +71,12 @@ class SavedForm:
 
         return self._convert(state, arrange, self.abstract)
 
-    def _convert(self, state: TrainState, arrange: Any, target: TrainState) -> Any:
+    def _convert(self, state: Any, arrange: Any, target: Any) -> Any:
         if self.is_same:
             return state
         shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
 
-        def convert(state: TrainState) -> TrainState:
+        def convert(state: Any) -> Any:
             return jax.tree.map_with_path(
                 lambda path, x: arrange(x) if _is_of_blocks(path) else x, state
             )

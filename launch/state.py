@@ -142,12 +142,41 @@ def create_state(
     """
 
     def init(seed: jax.Array) -> TrainState:
-        params = model.init(jax.random.key(seed))
-        return TrainState(
-            step=jnp.zeros((), jnp.int32),
-            params=params,
-            opt_state=optimizer.init(params),
-            loss_scale=None if loss_scaling is None else loss_scaling.init(),
-        )
+        return _first(model.init(jax.random.key(seed)), optimizer, loss_scaling)
 
     return jax.jit(init, out_shardings=shardings)(seed)
+
+
+def begin(
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    *,
+    shardings: TrainState,
+    loss_scaling: LossScaling | None = None,
+) -> TrainState:
+    """Returns the state at step 0 of a training that begins with parameters.
+
+    Args:
+        params: They lie as in ``shardings``, and are donated.
+        optimizer: The update rule.
+        shardings: Of the state.
+        loss_scaling: Of the run; None if the loss is not scaled.
+    """
+
+    def init(params: Params) -> TrainState:
+        return _first(params, optimizer, loss_scaling)
+
+    return jax.jit(init, donate_argnums=0, out_shardings=shardings)(params)
+
+
+def _first(
+    params: Params,
+    optimizer: optax.GradientTransformation,
+    loss_scaling: LossScaling | None,
+) -> TrainState:
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=optimizer.init(params),
+        loss_scale=None if loss_scaling is None else loss_scaling.init(),
+    )

@@ -58,14 +58,19 @@ def run(options: command_line.Options) -> int:
     """Trains or evaluates as the options say, and returns the exit code."""
     sbp.init()
     devices = distributed.count_devices()
-    config = resolve.resolve(resolve.load(options.config), options.overrides, devices)
+    is_continued = options.resume or options.eval_only
+    config = resolve.resolve(
+        resolve.load(options.config),
+        options.overrides,
+        devices,
+        origin=workdir.origin(options.workdir) if is_continued else None,
+    )
     if options.fast_dev_run:
         config = resolve.shorten(config)
         if not options.eval_only:
             trial = workdir.start_trial(options.workdir)
             options = dataclasses.replace(options, workdir=str(trial))
     mesh = distributed.create_mesh(config.dist, devices)
-    is_continued = options.resume or options.eval_only
     folder = pathlib.Path(options.workdir) / workdir.CHECKPOINTS
     with Checkpointer(folder, keep=config.checkpoint.keep) as checkpointer:
         workdir.check(options.workdir, checkpointer, needs_checkpoint=is_continued)
@@ -74,7 +79,7 @@ def run(options: command_line.Options) -> int:
         say(report.describe_devices(built, devices))
         if is_continued:
             say(*report.describe_changes(built, checkpointer))
-        state = built.restore(checkpointer) if is_continued else built.create_state()
+        state = built.restore(checkpointer) if is_continued else built.create_state(say)
         if options.eval_only:
             evaluate(built, state)
             return 0

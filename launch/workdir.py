@@ -11,10 +11,9 @@ from jax.experimental import multihost_utils
 from launch import resolve
 from launch.checkpoint import Checkpointer, CheckpointError
 from launch.run_config import RunConfig
+from launch.run_files import CHECKPOINTS as CHECKPOINTS
+from launch.run_files import CONFIG_FILE, TOKENIZER_FILE
 
-CONFIG_FILE = "config.yaml"
-TOKENIZER_FILE = "tokenizer.json"
-CHECKPOINTS = "checkpoints"
 LOSS_PLOT = "loss.png"
 HLO_FILE = "train_step.hlo.txt"
 TRIAL = "fast_dev_run"
@@ -54,6 +53,11 @@ def start_trial(directory: str) -> pathlib.Path:
     if jax.process_count() > 1:  # none may look before it is gone
         multihost_utils.sync_global_devices(TRIAL)
     return path
+
+
+def origin(directory: str) -> str | None:
+    """Returns the folder of a run if it has the config of one, else None."""
+    return directory if (pathlib.Path(directory) / CONFIG_FILE).is_file() else None
 
 
 def prepare(directory: str, config: RunConfig, tokenizer: Any = None) -> pathlib.Path:

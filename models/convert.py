@@ -25,7 +25,7 @@ from models.published_files import (
     PublishedFiles,
     Tensor,
 )
-from models.stacked import Params, path_of
+from models.stacked import Params, combine, path_of, select
 
 Read = Callable[[str], np.ndarray]
 Tensors = Mapping[str, Tensor]
@@ -59,7 +59,7 @@ def read_config(files: PublishedFiles) -> tuple[str, Any]:
     """
     name, config = published_config.from_published(files.config)
     used = _needed(PUBLISHED[name].table(config), config.num_layers)
-    tensors = _tensors_by_name(name, files)
+    tensors = tensors_by_name(name, files)
     dtypes = {tensors[n].dtype for n in used if n in tensors}
     if len(dtypes) > 1 or not dtypes.issubset(DTYPES):
         raise ValueError(
@@ -99,7 +99,7 @@ def load(
         ValueError: If the checkpoint does not fit; everything that does not is named.
     """
     table = PUBLISHED[name].table(config)
-    tensors = _tensors_by_name(name, files)
+    tensors = tensors_by_name(name, files)
     order = tuple(range(config.num_layers)) if layer_order is None else layer_order
     problems = _problems(
         compare(table, abstract, tensors, num_layers=config.num_layers)
@@ -116,17 +116,34 @@ def load(
             " unexpected."
         )
 
-    def make(key_path: tuple, leaf: Any, value: jax.Array | None) -> Any:
-        path = path_of(key_path)
-        published = table[path]
+    def is_there(path: str) -> bool:
         layers = order if path.startswith("blocks/") else None
-        if any(n not in tensors for n in _names_of(published, layers)):
-            return value
-        return _stream(published, leaf, layers, lambda n: tensors[n].read())
+        return all(name in tensors for name in _names_of(table[path], layers))
 
+    found = stream(table, tensors, select(abstract, is_there), layer_order=order)
     if initial is None:
-        return jax.tree.map_with_path(lambda p, leaf: make(p, leaf, None), abstract)
-    return jax.tree.map_with_path(make, abstract, initial)
+        return found
+    return combine(found, select(initial, lambda path: not is_there(path)))
+
+
+def stream(
+    table: Table, tensors: Tensors, abstract: Params, *, layer_order: tuple[int, ...]
+) -> Params:
+    """Returns parameters, laid out as asked, of tensors that are all there.
+
+    Args:
+        table: Of the model.
+        tensors: By canonical name.
+        abstract: Shape, dtype and sharding of each parameter, blocks stacked.
+        layer_order: See `StackedModel.layer_order`.
+    """
+
+    def make(key_path: tuple, leaf: Any) -> jax.Array:
+        path = path_of(key_path)
+        layers = layer_order if path.startswith("blocks/") else None
+        return _stream(table[path], leaf, layers, lambda n: tensors[n].read())
+
+    return jax.tree.map_with_path(make, abstract)
 
 
 def compare(
@@ -143,13 +160,7 @@ def compare(
     needed = _needed(table, num_layers)
     expected: dict[str, Shape] = {}
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
-        path = path_of(key_path)
-        is_block = path.startswith("blocks/")
-        one = jax.ShapeDtypeStruct(leaf.shape[is_block:], leaf.dtype)
-        theirs = jax.eval_shape(table[path].form.to_theirs, one)
-        for published in _each(table[path], range(num_layers) if is_block else None):
-            for name, tensor in zip(published.names, theirs, strict=True):
-                expected[name] = tensor.shape
+        expected |= needed_shapes(table, path_of(key_path), leaf, num_layers)
     return Mismatch(
         missing=tuple(name for name in needed if name not in tensors),
         unexpected=tuple(name for name in tensors if name not in needed),
@@ -159,6 +170,38 @@ def compare(
             if name in tensors and tensors[name].shape != shape
         ),
     )
+
+
+def needed_shapes(
+    table: Table, path: str, leaf: Any, num_layers: int
+) -> dict[str, Shape]:
+    """Returns the shapes of the tensors that make up one parameter, by name.
+
+    Args:
+        table: Of the model.
+        path: Of the parameter.
+        leaf: Anything with its shape and dtype, a block's stacked.
+        num_layers: Of the model.
+    """
+    is_block = path.startswith("blocks/")
+    one = jax.ShapeDtypeStruct(leaf.shape[is_block:], leaf.dtype)
+    theirs = jax.eval_shape(table[path].form.to_theirs, one)
+    return {
+        name: tensor.shape
+        for published in _each(table[path], range(num_layers) if is_block else None)
+        for name, tensor in zip(published.names, theirs, strict=True)
+    }
+
+
+def tensors_by_name(name: str, files: PublishedFiles) -> dict[str, Tensor]:
+    """Returns the tensors that are parameters, by canonical name."""
+    published = PUBLISHED[name]
+    names = published.canonical_names(files.tensors)
+    return {
+        canonical: files.tensors[given]
+        for given, canonical in names.items()
+        if not published.is_ignored(canonical)
+    }
 
 
 def save(
@@ -226,17 +269,6 @@ def to_published(table: Table, params: Params) -> Iterator[tuple[str, np.ndarray
             yield from zip(
                 published.names, published.form.to_theirs(value), strict=True
             )
-
-
-def _tensors_by_name(name: str, files: PublishedFiles) -> dict[str, Tensor]:
-    """Returns the tensors that are parameters, by canonical name."""
-    published = PUBLISHED[name]
-    names = published.canonical_names(files.tensors)
-    return {
-        canonical: files.tensors[given]
-        for given, canonical in names.items()
-        if not published.is_ignored(canonical)
-    }
 
 
 def _needed(table: Table, num_layers: int) -> dict[str, None]:

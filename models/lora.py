@@ -172,6 +172,11 @@ def problems(model: Any, config: LoraConfig, heads: frozenset[str]) -> Iterator[
             yield f"train_also: {pattern!r} matches no parameter.{hint}"
 
 
+def is_adapter(path: str) -> bool:
+    """Whether a parameter is one of an adapter, by its path."""
+    return path.rpartition("/")[2] in ADAPTERS
+
+
 def is_trained(path: str, config: LoraConfig, heads: frozenset[str]) -> bool:
     """Whether a parameter is trained: an adapter, or one that is trained besides.
 
@@ -188,7 +193,7 @@ def is_trained(path: str, config: LoraConfig, heads: frozenset[str]) -> bool:
         >>> [is_trained(path, config, heads) for path in ("classifier/bias", "token")]
         [True, False]
     """
-    if not config.is_on or path.rpartition("/")[2] in ADAPTERS:
+    if not config.is_on or is_adapter(path):
         return True
     if config.train_also is None:
         return path.split("/")[0] in heads

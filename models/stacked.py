@@ -92,7 +92,7 @@ class StackedModel:
 
         Anything but nested dicts is returned as it is: Optax sends placeholders.
         """
-        return _select(params, self.is_trained)
+        return select(params, self.is_trained)
 
     def embed(self, outer: Params, batch: Batch, keys_B: jax.Array | None) -> jax.Array:
         """Returns the input of the first block, from the parameters without blocks."""
@@ -200,6 +200,42 @@ def split_blocks(params: Params) -> tuple[Params, Params]:
     return params["blocks"], outer
 
 
+def select(tree: Any, is_chosen: Callable[[str], bool], names: tuple = ()) -> Any:
+    """Returns the leaves of the chosen paths; dicts without any are left out.
+
+    Args:
+        tree: Nested dicts in the form of the parameters. Anything else is returned.
+        is_chosen: Says it of a path as sharding tables write it.
+        names: Of the dicts around ``tree``.
+
+    Example:
+        >>> select({"mlp": {"bias": 0}, "norm": {"bias": 1}}, lambda p: "mlp" in p)
+        {'mlp': {'bias': 0}}
+    """
+    if not isinstance(tree, dict):
+        return tree
+    found = {}
+    for name, value in tree.items():
+        inside = (*names, name)
+        if isinstance(value, dict):
+            if part := select(value, is_chosen, inside):
+                found[name] = part
+        elif is_chosen(_join(inside)):
+            found[name] = value
+    return found
+
+
+def combine(tree: Params, other: Params) -> Params:
+    """Returns what both hold, nested dicts that have no leaf in common.
+
+    Example:
+        >>> combine({"mlp": {"bias": 0}}, {"mlp": {"kernel": 1}})
+        {'mlp': {'bias': 0, 'kernel': 1}}
+    """
+    shared = {name: combine(tree[name], other[name]) for name in tree if name in other}
+    return {**tree, **other, **shared}
+
+
 def path_of(key_path: tuple) -> str:
     """Returns the path of a leaf as sharding tables write it.
 
@@ -209,21 +245,6 @@ def path_of(key_path: tuple) -> str:
         ['blocks/*/mlp/bias']
     """
     return _join([str(key.key) for key in key_path])
-
-
-def _select(tree: Any, is_chosen: Callable[[str], bool], names: tuple = ()) -> Any:
-    """Returns the leaves of the chosen paths; dicts without any are left out."""
-    if not isinstance(tree, dict):
-        return tree
-    found = {}
-    for name, value in tree.items():
-        inside = (*names, name)
-        if isinstance(value, dict):
-            if part := _select(value, is_chosen, inside):
-                found[name] = part
-        elif is_chosen(_join(inside)):
-            found[name] = value
-    return found
 
 
 def _join(names: Sequence[str]) -> str:
