@@ -17,15 +17,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from launch import distributed, job, resolve, state, step, workdir
 from launch.checkpoint import Checkpointer, CheckpointError
 from launch.resolve import DeviceCount
 from launch.run_config import RunConfig
-from launch.saved_form import SavedForm
-from models import convert, published_config
+from models import convert, lora, published_config
 from models.published_files import PublishedFiles, open_published
+from models.stacked import Params
 
 # The saved form is the same on every layout, so one device does.
 ONE_DEVICE = DeviceCount(num_devices=1)
@@ -121,7 +120,13 @@ def import_run(options: Options) -> tuple[int, RunConfig]:
     target = pathlib.Path(options.target)
     if target.exists() and any(target.iterdir()):
         raise FileExistsError(f"'{target}' is not empty. Name a new directory.")
-    steps = _build_steps(config)
+    if config.lora.is_on:
+        raise ValueError(
+            f"--config={options.config} has adapters, lora.rank={config.lora.rank}, of"
+            " which a published checkpoint knows nothing. Leave them out here, or train"
+            f" with init_from={options.source} instead."
+        )
+    steps = build_steps(config)
     initial = None
     if options.allow_missing:
         initial = state.create_state(
@@ -135,58 +140,93 @@ def import_run(options: Options) -> tuple[int, RunConfig]:
         config.model_name,
         config.model,
         files,
-        abstract=_saved_form(config, steps).abstract_saved.params,
+        abstract=_abstract_params(steps),
         initial=initial,
         allow_unexpected=options.allow_unexpected,
     )
-    opt_state = jax.jit(steps.optimizer.init, out_shardings=steps.shardings.opt_state)(
-        params
-    )
-    start = state.TrainState(
-        step=np.int32(0),
-        params=params,
-        opt_state=opt_state,
-        loss_scale=steps.loss_scaling.init() if steps.loss_scaling else None,
-    )
-    workdir.prepare(options.target, config)
-    with Checkpointer(target / workdir.CHECKPOINTS) as checkpointer:
-        extra = {"config": resolve.to_values(config), "num_samples": 0}
-        checkpointer.save(0, jax.device_put(start, steps.shardings), extra=extra)
-    return _count(params), config
+    num_params = _count(params)
+    write_run(options.target, config, steps, params)
+    return num_params, config
 
 
 def export_run(options: Options) -> tuple[int, RunConfig]:
-    """Writes a checkpoint of a run in the published format; see `import_run`."""
+    """Writes a checkpoint of a run in the published format; see `import_run`.
+
+    Adapters are merged into the weights.
+    """
     source = pathlib.Path(options.source)
-    if not (source / workdir.CONFIG_FILE).is_file():
-        raise CheckpointError(
-            f"'{source}' holds no {workdir.CONFIG_FILE}. Name the workdir of a run."
-        )
-    values = resolve.load(str(source / workdir.CONFIG_FILE))
-    values["dist"] = dict(ONE_DEVICE_SIZES)
-    config = resolve.resolve(values, {}, ONE_DEVICE)
-    saved_form = _saved_form(config, _build_steps(config))
-    with Checkpointer(source / workdir.CHECKPOINTS) as checkpointer:
-        saved = checkpointer.restore(saved_form.abstract_saved, options.step)
+    config, params = read_run(source, options.step)
+    params = lora.merge(params, config.lora.scale)
     convert.save(
         config.model_name,
         config.model,
-        saved.params,
+        params,
         options.target,
         classes=config.data.classes,
     )
     tokenizer = source / workdir.TOKENIZER_FILE
     if tokenizer.is_file():
         shutil.copy(tokenizer, options.target)
-    return _count(saved.params), config
+    return _count(params), config
+
+
+def read_run(directory: pathlib.Path, step: int | None) -> tuple[RunConfig, Params]:
+    """Returns the config of a run, for one device, and the parameters of a checkpoint.
+
+    Args:
+        directory: Its workdir.
+        step: Of the checkpoint. None for the newest.
+
+    Raises:
+        ConfigError: If its config is not of this version.
+        CheckpointError: If it is no workdir, or the checkpoint cannot be read.
+    """
+    if not (directory / workdir.CONFIG_FILE).is_file():
+        raise CheckpointError(
+            f"'{directory}' holds no {workdir.CONFIG_FILE}. Name the workdir of a run."
+        )
+    values = resolve.load(str(directory / workdir.CONFIG_FILE))
+    config = resolve.resolve(for_one_device(values), {}, ONE_DEVICE)
+    abstract = _abstract_params(build_steps(config))
+    with Checkpointer(directory / workdir.CHECKPOINTS) as checkpointer:
+        return config, checkpointer.restore(abstract, step, part="params")
+
+
+def write_run(
+    directory: str, config: RunConfig, steps: step.StepConfig, params: Params
+) -> None:
+    """Writes the workdir of a run that begins with parameters, at step 0.
+
+    Args:
+        directory: To make, or an empty one.
+        config: Of the run, for one device.
+        steps: Its programs.
+        params: On that device; donated.
+    """
+    start = state.begin(
+        params,
+        steps.optimizer,
+        shardings=steps.shardings,
+        loss_scaling=steps.loss_scaling,
+    )
+    workdir.prepare(directory, config)
+    with Checkpointer(pathlib.Path(directory) / workdir.CHECKPOINTS) as checkpointer:
+        extra = {"config": resolve.to_values(config), "num_samples": 0}
+        checkpointer.save(0, start, extra=extra)
+
+
+def for_one_device(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of a config without its layout and what it began with."""
+    kept = {n: v for n, v in values.items() if n not in ("zero", "init_from")}
+    return {**kept, "dist": dict(ONE_DEVICE_SIZES)}
 
 
 def _config_of(files: PublishedFiles, path: str | None) -> RunConfig:
     """Returns the config of a run of a published model."""
     values = resolve.load(path) if path else {}
     name, model = convert.read_config(files)
+    values = for_one_device(values)
     values["model"] = {"name": name, **dataclasses.asdict(model)}
-    values["dist"] = dict(ONE_DEVICE_SIZES)
     data: dict[str, Any] = dict(values.get("data", {}))
     tokenizers = [files.directory / file for file in TOKENIZER_FILES]
     found = [str(file.absolute()) for file in tokenizers if file.is_file()]
@@ -199,16 +239,14 @@ def _config_of(files: PublishedFiles, path: str | None) -> RunConfig:
     return resolve.resolve({**values, "data": data}, {}, ONE_DEVICE)
 
 
-def _build_steps(config: RunConfig) -> step.StepConfig:
+def build_steps(config: RunConfig) -> step.StepConfig:
+    """Returns the programs of a run on one device."""
     return job.build_steps(config, distributed.create_mesh(config.dist, ONE_DEVICE))
 
 
-def _saved_form(config: RunConfig, steps: step.StepConfig) -> SavedForm:
-    return SavedForm(
-        abstract=state.abstract_state(steps.model, steps.optimizer, steps.shardings),
-        layer_order=steps.model.layer_order,
-        num_layers=config.model.num_layers,
-    )
+def _abstract_params(steps: step.StepConfig) -> Params:
+    abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
+    return abstract.params
 
 
 def _count(params: Any) -> int:

@@ -19,7 +19,7 @@ from launch.run_config import RunConfig
 from models.stacked import Params
 
 # Sections of a saved config that say how to train, not what the model is.
-TRAINING_SECTIONS = ("optim", "train", "dist", "eval", "checkpoint")
+TRAINING_SECTIONS = ("optim", "train", "dist", "eval", "checkpoint", "init_from")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

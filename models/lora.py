@@ -46,6 +46,11 @@ class LoraConfig:
         """Whether there are adapters."""
         return self.rank is not None
 
+    @property
+    def scale(self) -> float:
+        """What the product of the two maps of an adapter is multiplied by."""
+        return self.alpha / (self.rank or 1)
+
     def broken_rules(self) -> Iterator[str]:
         """Yields one sentence per broken rule."""
         yield from at_least(self, rank=1)
