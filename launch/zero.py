@@ -135,7 +135,8 @@ class Zero:
     def sum_gradients(self, grads: Params, specs: Params) -> Params:
         """Sums gradients over the ranks that hold the same parameter.
 
-        Communication: one reduction over ``data`` of all that was not scattered before.
+        Communication: one reduction over ``data`` and ``context`` of all that was not
+        scattered before; the sum over ``context`` comes before a part is cut.
         """
         blocks, outer = split_blocks(grads)
         block_cuts, outer_cuts = split_blocks(self.cuts)
@@ -147,18 +148,18 @@ class Zero:
         is_shared = ["stage" not in axes_of(spec) for spec in jax.tree.leaves(specs)]
         leaves = self._psum(leaves, is_shared, "stage")
         is_whole = [cut.dim == WHOLE for cut in jax.tree.leaves(self.cuts)]
-        leaves = self._psum(leaves, is_whole, AXIS)
+        leaves = self._psum(leaves, is_whole, AXIS, "context")
         return jax.tree.unflatten(structure, leaves)
 
     def _psum(
-        self, leaves: Sequence[jax.Array], chosen: Sequence[bool], axis_name: str
+        self, leaves: Sequence[jax.Array], chosen: Sequence[bool], *axis_names: str
     ) -> list[jax.Array]:
         """Sums the chosen ones, all at once rather than one after another."""
-        if axis_name not in self.region.manual:
+        if not set(axis_names) & set(self.region.manual):
             return list(leaves)
-        dtype = self.gradient_dtype if axis_name == AXIS else None
+        dtype = self.gradient_dtype if AXIS in axis_names else None
         some = [x.astype(dtype or x.dtype) for x in itertools.compress(leaves, chosen)]
-        sums = iter(self.region.psum(some, axis_name))
+        sums = iter(self.region.psum(some, *axis_names))
         return [
             next(sums).astype(x.dtype) if is_chosen else x
             for x, is_chosen in zip(leaves, chosen, strict=True)
@@ -173,8 +174,9 @@ class Zero:
     def _scatter(self, gradient: jax.Array, cut: Cut) -> jax.Array:
         if cut.dim != WHOLE:
             sent = gradient.astype(self.gradient_dtype)
+            sent = self.region.psum(sent, "context")  # of ranks with the same part
             gradient = self.region.psum_scatter(sent, AXIS, dim=cut.dim)
-        return _widen(gradient, cut)
+        return gradient.astype(cut.dtype)
 
 
 def build(
@@ -228,6 +230,7 @@ def build(
         stage=stage,
         cuts=jax.tree.map_with_path(choose, shapes, specs),
         scatters_layers=stage == 3 or (stage == 2 and is_alone),
+        sum_dtype=jnp.result_type(*jax.tree.leaves(shapes)).name,
         gradient_dtype=formats.gradient_dtype,
     )
 
@@ -266,7 +269,3 @@ def _divides(shape: Sequence[int], spec: P, dim: int, mesh: Mesh) -> bool:
         return False
     size = math.prod(mesh.shape[name] for name in names)
     return shape[dim] % (size * mesh.shape[AXIS]) == 0
-
-
-def _widen(gradient: jax.Array, cut: Cut) -> jax.Array:
-    return gradient.astype(cut.dtype)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from sbp.pipeline import slots
-from sbp.pipeline.parts import Head, Parts, Tree
+from sbp.pipeline.parts import Head, Parts, Tree, sums_like
 from sbp.pipeline.region import ManualRegion
 
 
@@ -50,7 +50,7 @@ class Ends:
 
     def gradient_shapes(self) -> Tree:
         """Returns the shapes of the sums of the outer parameters' gradients."""
-        return jax.eval_shape(self.parts.reduce_outer, self.outer)
+        return sums_like(self.outer, self.parts.sum_dtype)
 
     def sums_shapes(self) -> Tree:
         """Returns the shapes of what the losses return besides the objective."""
@@ -121,7 +121,6 @@ class Ends:
                 has_aux=True,
             )
             grad_outer, grad_y = vjp(self.is_last.astype(objective.dtype))
-            grad_outer = self.parts.reduce_outer(grad_outer)
             total = jax.tree.map(jnp.add, gradients, grad_outer)
             return grad_y, total, self._add_on_last(sums, found)
 
@@ -142,7 +141,7 @@ class Ends:
                 self.outer,
             )
             (found,) = vjp(jnp.where(self.is_first, grad_x, 0))
-            return jax.tree.map(jnp.add, gradients, self.parts.reduce_outer(found))
+            return jax.tree.map(jnp.add, gradients, found)
 
         is_busy = self._takes_part(self.is_first, microbatch)
         return self.region.cond(is_busy, run, lambda: gradients)

@@ -329,5 +329,6 @@ class _Run:
             indices=self.indices[chunk],
             is_full=self.is_full,
             gather=self.parts.gather,
-            reduce=self.parts.reduce_layer,
+            scatter=self.parts.scatter,
+            sum_dtype=self.parts.sum_dtype,
         )

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from sbp.pipeline import slots
-from sbp.pipeline.parts import Block, Tree, as_is
+from sbp.pipeline.parts import Block, Tree, sums_like
 from sbp.pipeline.region import ManualRegion
 from sbp.pipeline.splitting import PRODUCTS, Split
 
@@ -34,8 +34,9 @@ class Stack:
         indices: Index in the whole model of each of them, int32 ``(num_layers,)``; -1
             where there is none.
         is_full: Whether every index is of a layer, known when the program is built.
-        gather: See `Parts`.
-        reduce: ``reduce_layer`` of `Parts`.
+        gather: See `Parts`, as for the next two.
+        scatter: What is done to a layer's gradients, one layer behind.
+        sum_dtype: Of the sums of gradients.
     """
 
     region: ManualRegion
@@ -45,7 +46,8 @@ class Stack:
     indices: jax.Array
     is_full: bool
     gather: Callable[[Tree], Tree] | None = None
-    reduce: Callable[[Tree], Tree] = as_is
+    scatter: Callable[[Tree], Tree] | None = None
+    sum_dtype: str | None = None
 
     def run(self, x: jax.Array, context: Tree) -> jax.Array:
         """Returns the output of the last layer; for the arguments see `forward`."""
@@ -75,9 +77,14 @@ class Stack:
     def gradient_shapes(self) -> Tree:
         """Returns the shapes of the sums of gradients, all layers stacked."""
         num_layers = jax.tree.leaves(self.weights)[0].shape[0]
-        of_layer = jax.eval_shape(lambda: self.reduce(self._gathered_at(0)))
+
+        def run() -> Tree:
+            of_layer = self._gathered_at(0)
+            return of_layer if self.scatter is None else self.scatter(of_layer)
+
         return jax.tree.map(
-            lambda leaf: Shape((num_layers, *leaf.shape), leaf.dtype), of_layer
+            lambda leaf: Shape((num_layers, *leaf.shape), leaf.dtype),
+            sums_like(jax.eval_shape(run), self.sum_dtype),
         )
 
     def aside_shapes(self, x: Shape, context: Tree, saved: list[Shape]) -> list[Shape]:
@@ -136,19 +143,12 @@ class Stack:
             Gradient of the input, and the sums with those of these layers added.
         """
 
-        def step(carry: tuple, position: jax.Array, weights: Weights) -> tuple:
-            layer = self.indices[position]
+        def step(cotangent: jax.Array, position: jax.Array, weights: Weights) -> tuple:
+            given = weights(), context, self.indices[position]
+            residuals = slots.read_all(saved, slot, position)
+            return self._gradients(given, (residuals, cotangent))
 
-            def run() -> tuple[jax.Array, Tree]:
-                cotangent, gradients = carry
-                given = weights(), context, layer
-                residuals = slots.read_all(saved, slot, position)
-                grad_x, of_layer = self._gradients(given, (residuals, cotangent))
-                return grad_x, self._add_at(position, gradients, of_layer)
-
-            return self._where_there_is_one(layer, run, lambda: carry)
-
-        return self._scan(step, (cotangent, gradients), reverse=True)
+        return self._sum_up(step, cotangent, gradients, reverse=True)
 
     def backward_input(
         self,
@@ -206,19 +206,12 @@ class Stack:
             unused: A layer's residuals and cotangent, any of their types.
         """
 
-        def step(gradients: Tree, position: jax.Array, weights: Weights) -> Tree:
-            layer = self.indices[position]
+        def step(carry: tuple, position: jax.Array, weights: Weights) -> tuple:
+            given = weights(), context, self.indices[position]
+            kept = slots.read_all(aside, slot, position)
+            return carry, Split(self._gradients, PRODUCTS).later(given, unused, kept)
 
-            def run() -> Tree:
-                given = weights(), context, layer
-                kept = slots.read_all(aside, slot, position)
-                split = Split(self._gradients, PRODUCTS)
-                of_layer = split.later(given, unused, kept)
-                return self._add_at(position, gradients, of_layer)
-
-            return self._where_there_is_one(layer, run, lambda: gradients)
-
-        return self._scan(step, gradients)
+        return self._sum_up(step, (), gradients)[1]
 
     @property
     def num_layers(self) -> int:
@@ -249,6 +242,50 @@ class Stack:
 
         first = self._gathered_at(positions[-1 if reverse else 0])
         return jax.lax.scan(ahead, (carry, first), positions, reverse=reverse)[0][0]
+
+    def _sum_up(
+        self,
+        step: Callable[..., tuple],
+        carry: Tree,
+        gradients: Tree,
+        *,
+        reverse: bool = False,
+    ) -> tuple[Tree, Tree]:
+        """Adds up what ``step(carry, position, weights)`` returns besides the carry.
+
+        Gradients that have to be scattered are so one layer behind, while the layer
+        after is computed.
+        """
+
+        def at_once(state: tuple, position: jax.Array, weights: Weights) -> tuple:
+            def run() -> tuple:
+                carry, gradients = state
+                carry, of_layer = step(carry, position, weights)
+                return carry, self._add_at(position, gradients, of_layer)
+
+            layer = self.indices[position]
+            return self._where_there_is_one(layer, run, lambda: state)
+
+        if (scatter := self.scatter) is None:
+            return self._scan(at_once, (carry, gradients), reverse=reverse)
+        shapes = jax.eval_shape(self._gathered_at, 0)
+
+        def nothing() -> Tree:
+            return jax.tree.map(self.region.zeros, shapes)
+
+        def behind(state: tuple, position: jax.Array, weights: Weights) -> tuple:
+            carry, gradients, (before, of_before) = state
+            carry, of_layer = self._where_there_is_one(
+                self.indices[position],
+                lambda: step(carry, position, weights),
+                lambda: (carry, nothing()),
+            )
+            gradients = self._add_at(before, gradients, scatter(of_before))
+            return carry, gradients, (position, of_layer)
+
+        start = carry, gradients, (jnp.zeros((), jnp.int32), nothing())
+        carry, gradients, (last, of_last) = self._scan(behind, start, reverse=reverse)
+        return carry, self._add_at(last, gradients, scatter(of_last))
 
     def _forward(self, given: tuple, x: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
         """Returns the output of a layer and all residuals of its backward pass.
@@ -284,7 +321,7 @@ class Stack:
         def add(total: jax.Array, part: jax.Array) -> jax.Array:
             return slots.put(total, slots.read(total, place) + part, place)
 
-        return jax.tree.map(add, gradients, self.reduce(of_layer))
+        return jax.tree.map(add, gradients, of_layer)
 
     def _where_there_is_one(
         self, layer: jax.Array, run: Callable, skip: Callable

@@ -13,11 +13,6 @@ Block = Callable[[Tree, jax.Array, Tree, jax.Array], jax.Array]
 """``block(weights, x, context, layer)``: the layer of that index in the whole model."""
 
 
-def as_is(tree: Tree) -> Tree:
-    """Returns what it is given."""
-    return tree
-
-
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """A model in the parts that a pipeline needs, functions of one microbatch.
@@ -32,9 +27,11 @@ class Parts:
         losses: ``losses(outer, x, microbatch)``: from the output of the last layer, the
             scalar to differentiate and a tree of values to sum over microbatches.
         gather: From the weights of a layer as they are held to those that ``block``
-            takes, one layer ahead of its use. None if they are the same.
-        reduce_layer: From the gradients of a layer's weights to what is summed up.
-        reduce_outer: The same for a microbatch's gradients of all other parameters.
+            takes. May communicate: it is done one layer ahead. None if they are the
+            same.
+        scatter: From the gradients of a layer's weights, as ``block`` takes them, to
+            the form of what is held, one layer behind. None if they are the same.
+        sum_dtype: Of the sums of gradients. None for that of the parameters.
     """
 
     embed: Callable[[Tree, Tree], jax.Array]
@@ -42,8 +39,15 @@ class Parts:
     block: Block
     losses: Callable[[Tree, jax.Array, Tree], tuple[jax.Array, Tree]]
     gather: Callable[[Tree], Tree] | None = None
-    reduce_layer: Callable[[Tree], Tree] = as_is
-    reduce_outer: Callable[[Tree], Tree] = as_is
+    scatter: Callable[[Tree], Tree] | None = None
+    sum_dtype: str | None = None
+
+
+def sums_like(tree: Tree, dtype: str | None) -> Tree:
+    """Returns the shapes of sums of gradients of parameters; see `Parts`."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype or leaf.dtype), tree
+    )
 
 
 class AbstractPipeline(Protocol):

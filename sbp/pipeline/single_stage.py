@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from sbp.pipeline.layers import Stack
-from sbp.pipeline.parts import Head, Parts, Tree
+from sbp.pipeline.parts import Head, Parts, Tree, sums_like
 from sbp.pipeline.region import ManualRegion
 
 
@@ -49,10 +49,11 @@ class SingleStage:
             grad_x, block_grads = stack.backward(grad_y, context, saved, 0, block_grads)
             (grad_embedding,) = embed_vjp(grad_x)
             outer_grads = jax.tree.map(
-                lambda total, *parts: total + sum(parts),
+                # One after the other, since the sum may be in a wider dtype.
+                lambda total, of_head, of_embedding: total + of_head + of_embedding,
                 outer_grads,
-                parts.reduce_outer(grad_head),
-                parts.reduce_outer(grad_embedding),
+                grad_head,
+                grad_embedding,
             )
             return (saved, block_grads, outer_grads, _add(sums, found)), None
 
@@ -61,7 +62,7 @@ class SingleStage:
         saved = stack.saved_shapes(x, parts.context(first))
         one_slot = [zeros(leaf, 1, stack.num_layers) for leaf in saved]
         sums = self._sums_shapes(parts, blocks, outer, first)
-        of_outer = jax.eval_shape(parts.reduce_outer, outer)
+        of_outer = sums_like(outer, parts.sum_dtype)
         shapes = stack.gradient_shapes(), of_outer, sums
         start = one_slot, *jax.tree.map(zeros, shapes)
         (_, *grads, sums), _ = jax.lax.scan(step, start, microbatches)
@@ -111,7 +112,8 @@ class SingleStage:
             indices=jnp.arange(num_layers),
             is_full=True,
             gather=parts.gather,
-            reduce=parts.reduce_layer,
+            scatter=parts.scatter,
+            sum_dtype=parts.sum_dtype,
         )
 
 
