@@ -74,6 +74,8 @@ def get_config() -> ml_collections.ConfigDict:
                 "data_parallel_size": None,  # None: the devices that are left over
                 "tensor_parallel_size": 1,
                 "pipeline_parallel_size": 1,
+                # Ranks that share the tokens of each sample, see docs/long_context.md
+                "context_parallel_size": 1,
                 # Between attention and MLP each rank of "tensor" has its positions
                 "sequence_parallel": False,
                 "pipeline_num_layers": None,  # None: the layers of the model

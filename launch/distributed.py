@@ -13,7 +13,7 @@ import sbp
 from launch.resolve import DeviceCount
 from launch.run_config import DistConfig
 
-AXIS_NAMES = ("stage", "data", "tensor")
+AXIS_NAMES = ("stage", "data", "context", "tensor")
 CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 CPU_FLAGS = {
     # A collective whose peers come 40 s apart aborts the process, and virtual devices
@@ -53,14 +53,15 @@ def count_devices() -> DeviceCount:
 
 
 def create_mesh(dist: DistConfig, devices: DeviceCount) -> Mesh:
-    """Returns the mesh of a run, of Auto axes ``stage``, ``data`` and ``tensor``.
+    """Returns the mesh of a run, of Auto axes with the names `AXIS_NAMES`.
 
-    The device at ``(stage, data, tensor)`` has rank
-    ``stage * (dp * tp) + data * tp + tensor`` in `jax.devices()`, so that the ranks of
-    a tensor-parallel group, which communicate most, are next to each other.
+    The device at ``(stage, data, context, tensor)`` has rank
+    ``((stage * dp + data) * cp + context) * tp + tensor`` in `jax.devices()`, so that
+    the ranks of a tensor-parallel group, which communicate most, are next to each
+    other, and those of a ring after them.
 
     Args:
-        dist: The three sizes.
+        dist: The sizes.
         devices: What `count_devices` returned, before ``dist`` was resolved with it.
     """
     if devices.num_devices is None:
@@ -68,12 +69,18 @@ def create_mesh(dist: DistConfig, devices: DeviceCount) -> Mesh:
     shape = (
         dist.pipeline_parallel_size,
         dist.data_parallel_size,
+        dist.context_parallel_size,
         dist.tensor_parallel_size,
     )
     ranks = np.arange(dist.num_devices).reshape(shape)
     platform = jax.devices()[0].platform
     placement = sbp.placement(platform, ranks, axis_names=AXIS_NAMES)
     return placement.mesh_with(AxisType.Auto)
+
+
+def manual_axes(mesh: Mesh) -> tuple[str, ...]:
+    """Returns the axes along which the programs of a run are written per rank."""
+    return tuple(name for name in mesh.axis_names if name != "tensor")
 
 
 def process_rows(mesh: Mesh, global_batch_size: int) -> slice:

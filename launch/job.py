@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from launch import (
     adapters,
+    context_parallel,
     distributed,
     families,
     init_from,
@@ -225,7 +226,7 @@ def build_steps(
     """
     family, dist = family or MODELS[config.model_name], config.dist
     family = precision.with_float32(family, config.precision.float32)
-    region = ManualRegion(mesh, ("stage", "data"))
+    region = ManualRegion(mesh, distributed.manual_axes(mesh))
     assignment = pipelines.assign(dist, config.model)
     indices = assignment.layer_indices
     model = stacked.stack(adapters.module_of(config, family))
@@ -240,8 +241,12 @@ def build_steps(
         optimizer.build(config.optim, num_steps=config.train.num_steps), model
     )
     specs = state.param_specs(model, rows, mesh.axis_names)
+    context = context_parallel.build(config, region)
+    if context is not None:
+        model = context_parallel.over_context(model, context)
     if dist.sequence_parallel:
         length = families.FAMILIES[config.model_name].num_tokens(config)
+        length //= dist.context_parallel_size
         model = sequence_parallel.over_sequence(model, mesh, specs, length=length)
     held = zero.build(
         config.zero,
@@ -261,6 +266,7 @@ def build_steps(
             config.optim, num_steps=config.train.num_steps
         ),
         region=region,
+        context=context,
         zero=held,
         specs=specs,
         shardings=state.state_shardings(

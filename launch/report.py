@@ -32,10 +32,7 @@ def describe_devices(job: Job, devices: DeviceCount) -> str:
     kind = job.mesh.devices.flat[0].device_kind
     if devices.num_devices is None:
         kind = f"virtual CPU, set up since {devices.reason}"
-    return (
-        f"devices: {dist.num_devices} ({kind}) = stage {dist.pipeline_parallel_size} x"
-        f" data {dist.data_parallel_size} x tensor {dist.tensor_parallel_size}"
-    )
+    return f"devices: {dist.num_devices} ({kind}) = {dist.sizes}"
 
 
 def describe_program(job: Job, compiled: Any, seconds: float, peak: Peak) -> str:

@@ -16,6 +16,7 @@ import yaml
 
 from launch import (
     adapters,
+    context_parallel,
     families,
     pipelines,
     precision,
@@ -171,6 +172,7 @@ def resolve(
         *config.broken_rules(),
         *families.broken_rules(config),
         *pipelines.broken_rules(config),
+        *context_parallel.broken_rules(config),
         *adapters.broken_rules(config),
         *_broken_precision_rules(config),
         *_broken_device_rules(config, devices),
@@ -233,7 +235,8 @@ def _derive_data_parallel_size(
 ) -> dict[str, Any]:
     if given.get("data_parallel_size") is not None:
         return dict(given)
-    others = [given.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline")]
+    kinds = "tensor", "pipeline", "context"
+    others = [given.get(f"{kind}_parallel_size", 1) for kind in kinds]
     used = 1
     for size in others:
         # A size of another type or sign is reported where types and signs are.
@@ -250,10 +253,7 @@ def _broken_precision_rules(config: RunConfig) -> Iterator[str]:
 
 def _broken_device_rules(config: RunConfig, devices: DeviceCount) -> Iterator[str]:
     dist = config.dist
-    sizes = (
-        f"dist: stage {dist.pipeline_parallel_size} x data {dist.data_parallel_size} x"
-        f" tensor {dist.tensor_parallel_size} needs {dist.num_devices} devices"
-    )
+    sizes = f"dist: {dist.sizes} needs {dist.num_devices} devices"
     if devices.num_devices is None:
         if dist.num_devices > devices.most:
             yield (

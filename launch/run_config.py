@@ -140,11 +140,12 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DistConfig:
-    """The three sizes; `configs.base` says what each field means."""
+    """The sizes of a layout; `configs.base` says what each field means."""
 
     data_parallel_size: int = 1
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    context_parallel_size: int = 1
     sequence_parallel: bool = False
     pipeline_num_layers: int | None = None
     pipeline_schedule: str = "1f1b"
@@ -159,14 +160,27 @@ class DistConfig:
             self.data_parallel_size
             * self.tensor_parallel_size
             * self.pipeline_parallel_size
+            * self.context_parallel_size
+        )
+
+    @property
+    def sizes(self) -> str:
+        """The sizes in words, in the order of the mesh."""
+        is_split = self.context_parallel_size > 1
+        context = f" x context {self.context_parallel_size}" if is_split else ""
+        return (
+            f"stage {self.pipeline_parallel_size} x data {self.data_parallel_size}"
+            f"{context} x tensor {self.tensor_parallel_size}"
         )
 
     @property
     def layout(self) -> str:
         """The sizes as one name."""
+        is_split = self.context_parallel_size > 1
+        context = f"_cp{self.context_parallel_size}" if is_split else ""
         return (
             f"dp{self.data_parallel_size}_tp{self.tensor_parallel_size}"
-            f"_pp{self.pipeline_parallel_size}"
+            f"_pp{self.pipeline_parallel_size}{context}"
         )
 
     def broken_rules(self) -> Iterator[str]:
@@ -176,6 +190,7 @@ class DistConfig:
             data_parallel_size=1,
             tensor_parallel_size=1,
             pipeline_parallel_size=1,
+            context_parallel_size=1,
             pipeline_num_chunks=1,
         )
         yield from one_of(

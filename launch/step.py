@@ -1,8 +1,9 @@
 """The training step and the steps without a backward pass, one XLA program each.
 
-Inside the program one `jax.shard_map` is manual over ``stage`` and ``data`` and leaves
-``tensor`` to XLA. Each data-parallel rank sums the gradients of its microbatches on its
-own, and they are reduced over ``data`` once, after the loop.
+Inside the program one `jax.shard_map` is manual over ``stage``, ``data`` and
+``context`` and leaves ``tensor`` to XLA. Each rank sums the gradients of its
+microbatches on its own, and they are reduced over ``data`` and ``context`` once, after
+the loop.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch import update
+from launch.context_parallel import Context
 from launch.loss_scale import LossScaling
 from launch.state import TrainState
 from launch.zero import Zero
@@ -47,6 +49,7 @@ class StepConfig:
         pipeline: Runs microbatches through the stages.
         remat: What a layer keeps for its backward pass.
         loss_scaling: How the loss is scaled; None if it is not.
+        context: How ranks share the tokens of a sample; None if they do not.
     """
 
     model: StackedModel
@@ -61,10 +64,11 @@ class StepConfig:
     pipeline: AbstractPipeline
     remat: Policy = "none"
     loss_scaling: LossScaling | None = None
+    context: Context | None = None
 
     @property
     def mesh(self) -> Mesh:
-        """Axes ``stage``, ``data``, ``tensor``, all Auto."""
+        """Axes ``stage``, ``data``, ``context``, ``tensor``, all Auto."""
         return self.region.mesh
 
 
@@ -77,12 +81,14 @@ def build_train_step(config: StepConfig) -> TrainStep:
     of ranks nor of microbatches changes them.
 
     Communication: in the loop over microbatches that of the tensor-parallel layers and
-    of the pipeline; after it one reduction of all gradients over ``data``.
+    of the pipeline, and of attention around the ring of ``context``; after it one
+    reduction of all gradients over ``data`` and ``context``.
     """
     region = config.region
 
     def gradients(params: Params, batch: Batch, step: Any, scale: Any) -> tuple:
-        counts = region.psum(config.model.counts(batch), "data")
+        batch = _own_part(config, batch)
+        counts = region.psum(config.model.counts(batch), "data", "context")
         keys_B = _sample_keys(config, step, batch)
         params = config.zero.gather_once(region.varying(params))
         blocks, outer = split_blocks(params)
@@ -92,7 +98,7 @@ def build_train_step(config: StepConfig) -> TrainStep:
             outer,
             _microbatches(config, batch, keys_B),
         )
-        sums = region.psum(sums, "stage", "data")
+        sums = region.psum(sums, "stage", "data", "context")
         grads = {"blocks": block_grads, **outer_grads}
         metrics = {name: sums[name] / counts[name] for name in sums}
         grads = config.zero.sum_gradients(grads, config.specs)
@@ -127,13 +133,15 @@ def build_eval_step(config: StepConfig) -> EvalStep:
     region = config.region
 
     def sums_and_counts(params: Params, batch: Batch) -> tuple[Metrics, Metrics]:
+        batch = _own_part(config, batch)
         counts = config.model.counts(batch)
         params = config.zero.gather_once(region.varying(params))
         blocks, outer = split_blocks(params)
         sums = config.pipeline.losses(
             _parts(config, counts), blocks, outer, _microbatches(config, batch, None)
         )
-        return region.psum(sums, "stage", "data"), region.psum(counts, "data")
+        counts = region.psum(counts, "data", "context")
+        return region.psum(sums, "stage", "data", "context"), counts
 
     program = region.run(
         sums_and_counts, in_specs=(config.specs, P("data")), out_specs=P()
@@ -152,8 +160,16 @@ def build_output_step(config: StepConfig, head: Callable[..., Any]) -> OutputSte
         config: Of the run.
         head: ``head(model, x_BLD, batch)``, from the output of the last block, for a
             model without its blocks: arrays with the samples along dim 0.
+
+    Raises:
+        ValueError: If ranks share the tokens of a sample.
     """
     region, model = config.region, config.model
+    if config.context is not None:
+        raise ValueError(
+            f"An output step reads whole samples, but {config.context.ring.size} ranks"
+            " share the tokens of each. Use dist.context_parallel_size=1."
+        )
 
     def read(outer: Params, x: jax.Array, microbatch: Any) -> Any:
         outer = config.zero.gather_outer(outer)
@@ -210,6 +226,11 @@ def _parts(config: StepConfig, counts: Metrics, scale: Any = None) -> Parts:
         losses=losses,
     )
     return config.zero.over_data(parts)
+
+
+def _own_part(config: StepConfig, batch: Batch) -> Batch:
+    """Returns what this rank has of each of its samples."""
+    return batch if config.context is None else config.context.own(batch)
 
 
 def _microbatches(config: StepConfig, batch: Batch, keys_B: Any) -> Any:
