@@ -130,7 +130,8 @@ class MaskFiller:
 
     def head(self, model: Any, x: jax.Array, batch: Mapping[str, jax.Array]) -> Any:
         """Returns the best tokens at each mask."""
-        return predictors.best_of(model.logits(x, batch)[0], self.top_k)
+        scores = model.logits(x, batch)[0]
+        return predictors.best_of(scores, self.top_k, num_named=len(self.names))
 
     def describe(self, item: Item, memory: Any, row: Mapping[str, Any]) -> Record:
         """Returns the best tokens at each mask, and the text with the best ones."""
@@ -213,10 +214,10 @@ def fill_masks(trained: Trained, directory: str, top_k: int) -> MaskFiller:
     """Returns what asks a pre-trained BERT for masked tokens."""
     reader = open_reader(trained, directory, encode_texts)
     ids = reader.tokens.get_vocab(with_added_tokens=True)
-    names = [""] * trained.config.model.padded_vocab_size
+    names = [""] * (max(ids.values()) + 1)
     for token, number in ids.items():
         names[number] = token
-    return MaskFiller(reader=reader, names=names, top_k=min(top_k, len(ids)))
+    return MaskFiller(reader=reader, names=names, top_k=min(top_k, len(names)))
 
 
 def classify_texts(trained: Trained, directory: str, top_k: int) -> TextClassifier:

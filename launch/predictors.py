@@ -78,12 +78,16 @@ def predict(
         yield from _describe(predictor, *waiting)
 
 
-def best_of(scores: jax.Array, num: int) -> dict[str, jax.Array]:
+def best_of(
+    scores: jax.Array, num: int, *, num_named: int | None = None
+) -> dict[str, jax.Array]:
     """Returns the ``num`` highest probabilities of a softmax, and whose they are.
 
     Args:
         scores: float32 ``(..., C)``.
         num: At most C.
+        num_named: Only the first so many are looked at, the others have no name. None
+            for all.
 
     Example:
         >>> import jax.numpy as jnp
@@ -91,7 +95,8 @@ def best_of(scores: jax.Array, num: int) -> dict[str, jax.Array]:
         >>> best["indices"].tolist(), best["probabilities"].round(4).tolist()
         ([[1]], [[0.75]])
     """
-    probabilities, indices = jax.lax.top_k(jax.nn.softmax(scores), num)
+    named = jax.nn.softmax(scores)[..., :num_named]
+    probabilities, indices = jax.lax.top_k(named, num)
     return {"probabilities": probabilities, "indices": indices}
 
 
