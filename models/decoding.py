@@ -134,7 +134,11 @@ class CachedDecoder:
 
             return _run_block(self.model, block, x_B1D, layer, mix)
 
-        x_B1D = _embed_at(self.model, params, tokens_B, positions_B)
+        batch = {
+            "tokens": tokens_B[:, None],
+            "token_positions": positions_B[:, None],
+        }
+        x_B1D = self.model.embed(_outer(params), batch, None)
         layers = params["blocks"], memory.keys, memory.values
         x_B1D, kept = _scan_layers(run, x_B1D, layers)
         rows_B = jnp.arange(len(tokens_B))
@@ -229,19 +233,6 @@ def _run_block(
     x_BLD = module.run(x_BLD, mix_positions, None, layer)
     (keep,) = kept
     return x_BLD, keep
-
-
-def _embed_at(
-    model: StackedModel, params: Params, tokens_B: jax.Array, positions_B: jax.Array
-) -> jax.Array:
-    """Returns the input of the first block for tokens anywhere, ``(B, 1, D)``."""
-
-    def embed(module: Any, tokens_B1: jax.Array, _: Any) -> jax.Array:
-        x_B1D = module.token.embed(tokens_B1)
-        table = module.position[...].astype(x_B1D.dtype)
-        return x_B1D + jnp.take(table, positions_B[:, None], axis=0)
-
-    return model.read(_outer(params), tokens_B[:, None], {}, embed)
 
 
 def _logits_at(
