@@ -98,12 +98,12 @@ def make(
 
 def _bits(words: jax.Array, row: jax.Array, column: jax.Array, width: int) -> jax.Array:
     """Returns the random bits of places in an array of rows of ``width``."""
-    high, low = _product(row, width)
+    high, low = _times(row, width)
     place = low + column
     return _threefry(words, high + (place < low).astype(jnp.uint32), place)
 
 
-def _product(a: jax.Array, b: int) -> tuple[jax.Array, jax.Array]:
+def _times(a: jax.Array, b: int) -> tuple[jax.Array, jax.Array]:
     """Returns the high and the low word of the product of two words."""
     half, low_half = np.uint32(16), np.uint32(0xFFFF)
     b_high, b_low = np.uint32(b >> 16), np.uint32(b & 0xFFFF)
