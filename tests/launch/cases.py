@@ -1,38 +1,48 @@
-"""Training steps of a small BERT on many layouts, from the same weights and data."""
+"""Training steps of small models on many layouts, from the same weights and data."""
 
 import dataclasses
 import functools
+import math
 
 import jax
 import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh
 
-from launch import job, optimizer, resolve, state, step
+from launch import distributed, job, optimizer, resolve, state, step
 from launch.resolve import DeviceCount
-from models import bert, stacked
+from models import MODELS, stacked
+from tests.launch import batches
 
 NUM_LAYERS = 8  # one for each of two chunks of four stages
-BATCH_SIZE, NUM_PREDICTED = 16, 3
+BATCH_SIZE = 16
 FIELDS = {
     "model.num_layers": NUM_LAYERS,
     "model.model_dim": 16,
     "model.num_heads": 8,
     "model.mlp_dim": 32,
-    "model.vocab_size": 60,
-    "model.vocab_multiple": 64,
-    "model.max_len": 12,
-    "data.seq_length": 12,
     "train.global_batch_size": BATCH_SIZE,
     "optim.learning_rate": 1e-2,
     "optim.warmup_steps": 2,
     "train.num_steps": 20,
 }
+TEXT = {
+    "model.vocab_size": batches.VOCAB_SIZE,
+    "model.vocab_multiple": 64,
+    "model.max_len": 12,
+    "data.seq_length": 12,
+}
+IMAGES = {
+    "model.image_size": 8,
+    "model.patch_size": 2,
+    "model.pooling": "class_token",  # an odd number of positions
+}
+OF_MODEL = {"bert": TEXT, "gpt2": TEXT, "vit": IMAGES}
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A layout (data x tensor x stage) and what differs from the defaults."""
+    """A layout (data x tensor x stage x context), and what is not by default."""
 
     data: int = 1
     tensor: int = 1
@@ -40,37 +50,50 @@ class Case:
     schedule: str = "1f1b"
     num_microbatches: int | None = None
     fields: tuple[tuple[str, object], ...] = ()
+    model: str = "bert"
+    context: int = 1
 
     def __str__(self):
         changed = [str(value) for _, value in self.fields]
         sizes = f"{self.data}x{self.tensor}x{self.stage}"
-        return "-".join([sizes, self.schedule, *changed]).replace(" ", "")
+        sizes += f"x{self.context}" if self.context > 1 else ""
+        name = [] if self.model == "bert" else [self.model]
+        return "-".join([*name, sizes, self.schedule, *changed]).replace(" ", "")
 
     @property
     def config(self):
         # As few as every schedule can do with.
         num_microbatches = self.num_microbatches or max(self.stage, 2)
-        fields = FIELDS | {
-            "dist.data_parallel_size": self.data,
-            "dist.tensor_parallel_size": self.tensor,
-            "dist.pipeline_parallel_size": self.stage,
-            "dist.pipeline_schedule": self.schedule,
-            "dist.pipeline_num_chunks": 1 + (self.schedule == "interleaved_1f1b"),
-            "train.num_microbatches": num_microbatches,
-            **dict(self.fields),
-        }
+        fields = (
+            FIELDS
+            | OF_MODEL[self.model]
+            | {
+                "dist.data_parallel_size": self.data,
+                "dist.tensor_parallel_size": self.tensor,
+                "dist.pipeline_parallel_size": self.stage,
+                "dist.context_parallel_size": self.context,
+                "dist.pipeline_schedule": self.schedule,
+                "dist.pipeline_num_chunks": 1 + (self.schedule == "interleaved_1f1b"),
+                "train.num_microbatches": num_microbatches,
+                **dict(self.fields),
+            }
+        )
         return resolve.resolve(
-            resolve.load("configs/bert_tiny.py"),
+            resolve.load(f"configs/{self.model}_tiny.py"),
             {name: str(value) for name, value in fields.items()},
-            DeviceCount(num_devices=self.data * self.tensor * self.stage),
+            DeviceCount(num_devices=math.prod(self._sizes)),
         )
 
     @property
     def mesh(self):
-        sizes = self.stage, self.data, self.tensor
+        sizes = self._sizes
         devices = np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes)
-        axes = ("stage", "data", "tensor")
-        return Mesh(devices, axes, axis_types=(AxisType.Auto,) * 3)
+        axes = distributed.AXIS_NAMES
+        return Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
+
+    @property
+    def _sizes(self):
+        return self.stage, self.data, self.context, self.tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +153,7 @@ def train(case, num_steps):
 def create_state(case):
     """The state at step 0, with the weights that one device would have."""
     steps = make_steps(case)
-    params = dict(initial_params(case.config.model))
+    params = dict(initial_params(case.model, case.config.model))
     order = np.array(steps.model.layer_order)
     params["blocks"] = jax.tree.map(
         lambda x: np.where(order.reshape(-1, *[1] * (x.ndim - 1)) >= 0, x[order], 0),
@@ -145,10 +168,10 @@ def create_state(case):
 
 
 @functools.cache
-def initial_params(model_config):
+def initial_params(name, model_config):
     """Random weights, none of which is 0 or 1 as they would be at the start."""
     r = np.random.default_rng(0)
-    model = stacked.stack(lambda rngs: bert.Bert(model_config, rngs=rngs))
+    model = stacked.stack(lambda rngs: MODELS[name].module(model_config, rngs=rngs))
 
     def draw(path, leaf):
         is_scale = path[-1].key == "scale"
@@ -160,20 +183,4 @@ def initial_params(model_config):
 
 def make_batch(config, seed=0):
     """A random batch, in which samples differ in how much they hold."""
-    r = np.random.default_rng(seed)
-    size, length, vocab_size = (
-        config.train.global_batch_size,
-        config.data.seq_length,
-        60,
-    )
-    num_tokens = r.integers(length // 2, length + 1, (size, 1))
-    return {
-        "tokens": r.integers(0, vocab_size, (size, length), np.int32),
-        "segments": r.integers(0, 2, (size, length), np.int32),
-        "is_token": np.arange(length)[None] < num_tokens,
-        "positions": r.integers(0, length // 2, (size, NUM_PREDICTED), np.int32),
-        "targets": r.integers(0, vocab_size, (size, NUM_PREDICTED), np.int32),
-        "weights": (r.random((size, NUM_PREDICTED)) < 0.7).astype(np.float32),
-        "is_random_next": r.integers(0, 2, size, np.int32),
-        "sample_weights": (np.arange(size) > 0).astype(np.float32),
-    }
+    return batches.make(config.model_name, config, seed)
