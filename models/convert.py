@@ -5,23 +5,21 @@ another. `models.published` has the names, `models.published_config` the sizes.
 """
 
 import dataclasses
-import functools
 import json
+import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from safetensors.numpy import save_file
 
-from models import published_config
+from models import published_config, published_writer
 from models.layers import DTYPES
 from models.published import PUBLISHED, Published, Shape, Table
 from models.published_files import (
     CONFIG_FILE,
-    INDEX_FILE,
-    WEIGHTS_FILE,
     PublishedFiles,
     Tensor,
 )
@@ -29,8 +27,10 @@ from models.stacked import Params, combine, path_of, select
 
 Read = Callable[[str], np.ndarray]
 Tensors = Mapping[str, Tensor]
+Bounds = tuple[tuple[int, int], ...]
 
 _MAX_NAMES = 12  # of each kind, so that a message fits a screen
+_MAX_PIECE_BYTES = 64 * 2**20  # of several layers, read at once
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +82,8 @@ def load(
 ) -> Params:
     """Returns the parameters of a published checkpoint, laid out as asked.
 
-    Each device gets its part as it is read: the host never holds more than the part of
-    one parameter that one device has, and one tensor of the checkpoint.
+    Each device gets its part as it is read: the host never holds more than one tensor
+    of the checkpoint, the same in our form, and what of it a device has.
 
     Args:
         name: Family, as in `models.MODELS`.
@@ -235,8 +235,7 @@ def save(
     path.mkdir(parents=True, exist_ok=True)
     values["dtype"] = config.param_dtype
     (path / CONFIG_FILE).write_text(json.dumps(values, indent=2) + "\n")
-    files = list(_write_files(path, to_published(table, params), max_file_bytes))
-    _name_files(path, files)
+    published_writer.write(path, to_published(table, params), max_file_bytes)
 
 
 def to_params(table: Table, read: Read, shapes: Params) -> Params:
@@ -296,31 +295,47 @@ def _problems(mismatch: Mismatch) -> dict[str, list[str]]:
 def _stream(
     published: Published, leaf: Any, layers: tuple[int, ...] | None, read: Read
 ) -> jax.Array:
-    """Returns one parameter, of which each device reads its own part."""
+    """Returns one parameter, of which each device gets its own part as it is read."""
+    holders: dict[Bounds, list[jax.Device]] = {}
+    for device, index in leaf.sharding.addressable_devices_indices_map(
+        leaf.shape
+    ).items():
+        cut = zip(index, leaf.shape, strict=True)
+        key = tuple(part.indices(size)[:2] for part, size in cut)
+        holders.setdefault(key, []).append(device)
+    parts = []
+    for bounds, devices in holders.items():
+        pieces: list[list[jax.Array]] = [[] for _ in devices]
+        for values in _read_part(published, leaf, layers, bounds, read):
+            for device, held in zip(devices, pieces, strict=True):
+                held.append(jax.device_put(values, device))
+            jax.block_until_ready(pieces)  # only then is the host's copy let go
+        parts += [h[0] if len(h) == 1 else jnp.concatenate(h) for h in pieces]
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
 
-    def read_layer(layer: int | None, index: tuple[slice, ...]) -> np.ndarray:
-        shape = leaf.shape if layers is None else leaf.shape[1:]
-        if layer == -1:
-            return np.zeros(shape, leaf.dtype)[index]
-        (each,) = _each(published, None if layer is None else (layer,))
-        return _to_ours(each, read, shape)[index].astype(leaf.dtype)
 
-    @functools.lru_cache(maxsize=1)  # replicas ask for the same part one by one
-    def read_part(index: tuple[tuple[int, int], ...]) -> np.ndarray:
-        slices = tuple(slice(*bounds) for bounds in index)
-        if layers is None:
-            return read_layer(None, slices)
-        sizes = [stop - start for start, stop in index]
-        part = np.empty(sizes, leaf.dtype)
-        for place, layer in enumerate(layers[slices[0]]):
-            part[place] = read_layer(layer, slices[1:])
-        return part
-
-    def callback(index: Any) -> np.ndarray:
-        bounds = zip(index, leaf.shape, strict=True)
-        return read_part(tuple(part.indices(size)[:2] for part, size in bounds))
-
-    return jax.make_array_from_callback(leaf.shape, leaf.sharding, callback)
+def _read_part(
+    published: Published,
+    leaf: Any,
+    layers: tuple[int, ...] | None,
+    bounds: Bounds,
+    read: Read,
+) -> Iterator[np.ndarray]:
+    """Yields a part of a parameter, some layers at a time."""
+    slices = tuple(slice(*bound) for bound in bounds)
+    if layers is None:
+        yield _to_ours(published, read, leaf.shape)[slices].astype(leaf.dtype)
+        return
+    sizes = [stop - start for start, stop in bounds[1:]]
+    num_bytes = math.prod(sizes) * leaf.dtype.itemsize
+    held, num = layers[slices[0]], max(1, _MAX_PIECE_BYTES // num_bytes)
+    for chosen in (held[first : first + num] for first in range(0, len(held), num)):
+        values = np.zeros((len(chosen), *sizes), leaf.dtype)
+        for place, each in enumerate(chosen):
+            if each >= 0:
+                (one,) = _each(published, (each,))
+                values[place] = _to_ours(one, read, leaf.shape[1:])[slices[1:]]
+        yield values
 
 
 def _each(published: Published, layers: Any) -> Iterator[Published]:
@@ -340,43 +355,3 @@ def _names_of(published: Published, layers: Any) -> list[str]:
 
 def _to_ours(published: Published, read: Read, shape: Shape) -> np.ndarray:
     return published.form.to_ours([read(name) for name in published.names], shape)
-
-
-def _write_files(
-    path: pathlib.Path, tensors: Iterator[tuple[str, np.ndarray]], max_bytes: int
-) -> Iterator[list[tuple[str, int]]]:
-    """Writes numbered files; yields the names and sizes of the tensors in each."""
-    pending: dict[str, np.ndarray] = {}
-    number = 0
-
-    def write() -> list[tuple[str, int]]:
-        written = {name: np.ascontiguousarray(value) for name, value in pending.items()}
-        # Without this entry `transformers` takes the file for one of another library.
-        save_file(written, path / f"{number}.safetensors", {"format": "pt"})
-        # What `save_file` writes is for its owner alone.
-        mode = (path / CONFIG_FILE).stat().st_mode
-        (path / f"{number}.safetensors").chmod(mode)
-        return [(name, value.nbytes) for name, value in pending.items()]
-
-    for name, value in tensors:
-        size = sum(held.nbytes for held in pending.values())
-        if pending and size + value.nbytes > max_bytes:
-            yield write()
-            pending, number = {}, number + 1
-        pending[name] = value
-    yield write()
-
-
-def _name_files(path: pathlib.Path, files: list[list[tuple[str, int]]]) -> None:
-    """Gives the numbered files their published names, and writes their index."""
-    if len(files) == 1:
-        (path / "0.safetensors").rename(path / WEIGHTS_FILE)
-        return
-    weight_map: dict[str, str] = {}
-    for number, tensors in enumerate(files):
-        file = f"model-{number + 1:05}-of-{len(files):05}.safetensors"
-        (path / f"{number}.safetensors").rename(path / file)
-        weight_map |= {name: file for name, _ in tensors}
-    total = sum(size for tensors in files for _, size in tensors)
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (path / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
