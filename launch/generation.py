@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.trained import Trained
@@ -202,7 +202,7 @@ def build_program(
     ``(B, W)``, W being 1 without a beam search; scores are then 0.
     """
     region = trained.steps.region
-    algorithm = _algorithm(config, decoder(trained.steps.model))
+    algorithm = _algorithm(config, decoder(trained.steps.model), trained.mesh)
 
     def run(params: Params, batch: Arrays, shared: Arrays) -> Arrays:
         params, shared = region.varying((params, shared))
@@ -287,19 +287,30 @@ def _broken_prompt_rules(
             )
 
 
-def _algorithm(config: GenerationConfig, decoder: AbstractDecoder) -> Any:
-    if config.num_beams == 1:
-        return Generation(
+def _algorithm(config: GenerationConfig, decoder: AbstractDecoder, mesh: Mesh) -> Any:
+    if config.num_beams > 1:
+        return BeamSearch(
             decoder=decoder,
-            sampling=config.sampling,
+            num_beams=config.num_beams,
             max_new_tokens=config.max_new_tokens,
+            length_penalty=config.length_penalty,
+            repetition_penalty=config.sampling.repetition_penalty,
         )
-    return BeamSearch(
+
+    def gather(logits_BV: jax.Array) -> jax.Array:
+        # The best token is found part by part. Sorting and drawing would communicate
+        # at every turn instead.
+        if not config.sampling.is_random:
+            return logits_BV
+        inside = jax.sharding.get_abstract_mesh()
+        whole = NamedSharding(mesh if inside.empty else inside, P())
+        return jax.lax.with_sharding_constraint(logits_BV, whole)
+
+    return Generation(
         decoder=decoder,
-        num_beams=config.num_beams,
+        sampling=config.sampling,
         max_new_tokens=config.max_new_tokens,
-        length_penalty=config.length_penalty,
-        repetition_penalty=config.sampling.repetition_penalty,
+        gather=gather,
     )
 
 

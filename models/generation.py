@@ -5,6 +5,7 @@ caller can say between them how the state lies on devices.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -66,11 +67,14 @@ class Generation:
         decoder: Scores next tokens.
         sampling: How one of them is chosen.
         max_new_tokens: Tokens that a text may get.
+        gather: Applied to the scores, to have them where a token is drawn. Nothing by
+            default.
     """
 
     decoder: AbstractDecoder
     sampling: SamplingConfig
     max_new_tokens: int
+    gather: Callable[[jax.Array], jax.Array] = lambda logits_BV: logits_BV
 
     def start(self, params: Params, prompts: Prompts, table_SV: jax.Array) -> State:
         """Reads the prompts and chooses the first token of each.
@@ -129,7 +133,9 @@ class Generation:
     ) -> State:
         """Chooses a token for each text that has not ended."""
         keys_B = fold_keys(prompts.keys, state.step)
-        chosen_B = choose(logits_BV, self.sampling, keys_B=keys_B, seen_BV=state.seen)
+        chosen_B = choose(
+            self.gather(logits_BV), self.sampling, keys_B=keys_B, seen_BV=state.seen
+        )
         is_open_B = state.ends != len(table_SV) - 1
         chosen_B = jnp.where(is_open_B, chosen_B, 0)
         seen_BV = state.seen

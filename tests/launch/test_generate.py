@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -79,17 +80,33 @@ def test_layout_changes_no_text_that_is_searched(one_device, four_devices):
         assert len(texts) == 2
 
 
-def test_heads_of_the_cache_are_split_over_tensor(four_devices):
-    config = GenerationConfig(max_new_tokens=10)
-    program = generation.build_program(four_devices, config)
-    rows = next(iter(generation._batches(PROMPTS, config, four_devices)))
+def compile_text(trained, config):
+    """Returns the compiled program for the prompts."""
+    program = generation.build_program(trained, config)
+    rows = next(iter(generation._batches(PROMPTS, config, trained)))
     batch = generation._make_batch(PROMPTS, rows, 1)
     shared = {"table": TABLE, "seed": 0}
-    text = program.lower(four_devices.params, batch, shared).compile().as_text()
+    return program.lower(trained.params, batch, shared).compile().as_text()
+
+
+def test_heads_of_the_cache_are_split_over_tensor(four_devices):
+    text = compile_text(four_devices, GenerationConfig(max_new_tokens=10))
     # layers, half of six texts, 16 + 10 positions, half of four heads, their size
     assert "f32[2,3,26,2,4]" in text
     assert "f32[2,3,26,4,4]" not in text
     assert "f32[2,6,26" not in text
+
+
+def test_step_gathers_the_scores_once_to_draw_a_token(four_devices):
+    text = compile_text(four_devices, DRAWN)
+    moved = re.findall(r"= \w+(\[[\d,]*\])\S* (all-\w+|collective-\w+)\(", text)
+    # When the prompts are read, and in the loop: one for the embedding and two for each
+    # layer, which a loop over the layers has once in its body.
+    assert sorted(moved) == sorted(
+        [("[5,16,16]", "all-reduce")] * 3
+        + [("[5,1,16]", "all-reduce")] * 3
+        + [("[5,260]", "all-gather")] * 2
+    )
 
 
 def main(run, *arguments):
