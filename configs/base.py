@@ -49,10 +49,11 @@ def get_config() -> ml_collections.ConfigDict:
                 "num_workers": 0,  # processes; 0: threads of this one
             },
             "optim": {
-                "name": "adamw",  # or "lamb"
+                "name": "adamw",  # or "lamb", "adafactor", "lion", "muon"
                 "learning_rate": 1e-4,
                 "weight_decay": 0.01,  # of all but biases and norms
-                "betas": (0.9, 0.999),
+                "betas": (0.9, 0.999),  # Lion's paper: (0.9, 0.99)
+                "momentum": 0.95,  # of "muon", where it is not AdamW
                 "epsilon": 1e-8,
                 "grad_clip_norm": None,  # None: no clipping
                 "warmup_steps": 0,
@@ -62,6 +63,7 @@ def get_config() -> ml_collections.ConfigDict:
                 "power": 1.0,  # of "polynomial"; 1 is linear
                 "milestones": (0.5, 0.75),  # of "steps", as shares of num_steps
                 "decay_factor": 0.1,  # of "steps", at each milestone
+                "state_dtype": "float32",  # of the moments; or "bfloat16"
             },
             "train": {
                 "num_steps": 1000,

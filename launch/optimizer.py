@@ -7,6 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from launch.optimizers.factored import scale_by_factored_rms
+from launch.optimizers.orthogonal import is_for_muon, match_adam_rms, muon_dims
+from launch.optimizers.parts import per_layer, split
+from launch.optimizers.stored import stored_in
 from launch.run_config import OptimConfig
 
 Decay = Callable[[jax.Array, OptimConfig], jax.Array]
@@ -81,10 +85,61 @@ def lamb(optim: OptimConfig) -> optax.GradientTransformation:
 
     The trust ratio is that of each layer's parameter, not of the stack of all layers.
     """
-    return optax.chain(adamw(optim), _per_layer(optax.scale_by_trust_ratio()))
+    return optax.chain(adamw(optim), per_layer(optax.scale_by_trust_ratio()))
 
 
-OPTIMIZERS = {"adamw": adamw, "lamb": lamb}
+def lion(optim: OptimConfig) -> optax.GradientTransformation:
+    """Lion (arXiv:2302.06675), before the learning rate: one moment, updates of +-1."""
+    return optax.chain(
+        optax.scale_by_lion(*optim.betas),
+        optax.add_decayed_weights(optim.weight_decay, mask=is_decayed),
+    )
+
+
+def adafactor(optim: OptimConfig) -> optax.GradientTransformation:
+    """Adafactor (arXiv:1804.04235), before the learning rate; no first moment.
+
+    The update of each layer's parameter is clipped to a root mean square of 1, then
+    multiplied by that of the parameter, or by 1e-3 if that is more: the learning rate
+    is relative.
+    """
+    return optax.chain(
+        scale_by_factored_rms(),
+        per_layer(optax.clip_by_block_rms(1.0)),
+        per_layer(optax.scale_by_param_block_rms()),
+        optax.add_decayed_weights(optim.weight_decay, mask=is_decayed),
+    )
+
+
+def muon(optim: OptimConfig) -> optax.GradientTransformation:
+    """Muon on the kernels of the blocks, AdamW on the rest, before the learning rate.
+
+    The momentum of a kernel is made a matrix whose singular values are about 1, and
+    multiplied by ``0.2 * sqrt(max(rows, columns))``: its root mean square is then that
+    of AdamW's updates, whose learning rate and decay fit (arXiv:2502.16982).
+    """
+    return optax.chain(
+        split(
+            is_for_muon,
+            optax.chain(
+                optax.contrib.scale_by_muon(
+                    beta=optim.momentum, weight_dimension_numbers=muon_dims
+                ),
+                match_adam_rms(),
+            ),
+            optax.scale_by_adam(*optim.betas, eps=optim.epsilon),
+        ),
+        optax.add_decayed_weights(optim.weight_decay, mask=is_decayed),
+    )
+
+
+OPTIMIZERS: Mapping[str, Callable[[OptimConfig], optax.GradientTransformation]] = {
+    "adamw": adamw,
+    "lamb": lamb,
+    "adafactor": adafactor,
+    "lion": lion,
+    "muon": muon,
+}
 
 
 def build(optim: OptimConfig, *, num_steps: int) -> optax.GradientTransformation:
@@ -101,7 +156,7 @@ def build(optim: OptimConfig, *, num_steps: int) -> optax.GradientTransformation
     )
     return optax.chain(
         clip,
-        OPTIMIZERS[optim.name](optim),
+        stored_in(optim.state_dtype, OPTIMIZERS[optim.name](optim)),
         optax.scale_by_learning_rate(
             learning_rate_schedule(optim, num_steps=num_steps)
         ),
@@ -119,20 +174,3 @@ def is_decayed(params: Any) -> Any:
         return names[-1] != "bias" and not any(n.endswith("norm") for n in names)
 
     return jax.tree.map_with_path(decide, params)
-
-
-def _per_layer(
-    transform: optax.GradientTransformation,
-) -> optax.GradientTransformation:
-    """Applies a stateless transformation to each layer of the stack on its own."""
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        def apply(updates: Any, params: Any) -> Any:
-            return transform.update(updates, state, params)[0]
-
-        outer = {name: leaf for name, leaf in updates.items() if name != "blocks"}
-        outer_params = {name: params[name] for name in outer}
-        blocks = jax.vmap(apply)(updates["blocks"], params["blocks"])
-        return {"blocks": blocks, **apply(outer, outer_params)}, state
-
-    return optax.GradientTransformation(transform.init, update)

@@ -15,7 +15,8 @@ from models.remat import broken_rules as broken_remat_rules
 from models.rules import at_least, between, one_of
 
 MASKINGS = ("token", "whole_word", "ngram")
-OPTIMIZERS = ("adamw", "lamb")
+OPTIMIZERS = ("adamw", "lamb", "adafactor", "lion", "muon")
+STATE_DTYPES = ("float32", "bfloat16")
 PIPELINE_SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", "zero_bubble")
 VOCABULARY_PLACES = ("all_stages", "first_and_last_stage")
 ZERO_STAGES = (0, 1, 2, 3)
@@ -86,6 +87,7 @@ class OptimConfig:
     learning_rate: float = 1e-4
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.95
     epsilon: float = 1e-8
     grad_clip_norm: float | None = None
     warmup_steps: int = 0
@@ -94,16 +96,20 @@ class OptimConfig:
     power: float = 1.0
     milestones: tuple[float, ...] = (0.5, 0.75)
     decay_factor: float = 0.1
+    state_dtype: str = "float32"
 
     def broken_rules(self) -> Iterator[str]:
         """Yields one sentence per broken rule."""
-        yield from one_of(self, name=OPTIMIZERS, schedule=SCHEDULES)
+        yield from one_of(
+            self, name=OPTIMIZERS, schedule=SCHEDULES, state_dtype=STATE_DTYPES
+        )
         yield from at_least(
             self, learning_rate=0, weight_decay=0, epsilon=0, warmup_steps=0, power=0
         )
         yield from between(self, final_fraction=(0, 1), decay_factor=(0, 1))
         for field, values in {
             "betas": self.betas,
+            "momentum": (self.momentum,),
             "milestones": self.milestones,
         }.items():
             if not all(0 <= value < 1 for value in values):

@@ -92,21 +92,53 @@ def state_shardings(
         mesh: The devices.
         loss_scaling: Of the run; None if the loss is not scaled.
     """
-    params = jax.tree.map(lambda leaf: NamedSharding(mesh, leaf), specs)
     everywhere = NamedSharding(mesh, P())
-    opt_state = optax.tree.map_params(
-        optimizer,
-        lambda _, sharding: sharding,
-        jax.eval_shape(optimizer.init, model.shapes),
-        model.trained(params),
-        transform_non_params=lambda _: everywhere,
+    opt_specs = specs_like_params(
+        jax.eval_shape(optimizer.init, model.shapes), shapes=model.shapes, specs=specs
     )
     return TrainState(
         step=everywhere,
-        params=params,
-        opt_state=opt_state,
+        params=jax.tree.map(lambda leaf: NamedSharding(mesh, leaf), specs),
+        opt_state=jax.tree.map(lambda leaf: NamedSharding(mesh, leaf), opt_specs),
         loss_scale=None if loss_scaling is None else loss_scale.filled(everywhere),
     )
+
+
+def specs_like_params(tree: Any, *, shapes: Params, specs: Params) -> Any:
+    """Returns the spec of each leaf of an optimizer's state.
+
+    A leaf whose path ends in that of a parameter lies like it, but for the dims in
+    which it has another size, such as the mean over a dim. All others are everywhere.
+
+    Args:
+        tree: The state, as shapes.
+        shapes: Of the parameters.
+        specs: Of the parameters.
+
+    Example:
+        >>> shape = jax.ShapeDtypeStruct((4, 6), "float32")
+        >>> mean = jax.ShapeDtypeStruct((4, 1), "float32")
+        >>> specs_like_params(
+        ...     (shape, {"w": shape}, {"w": mean}),
+        ...     shapes={"w": shape},
+        ...     specs={"w": P("data", "tensor")},
+        ... )
+        (P(), {'w': P('data', 'tensor')}, {'w': P('data', None)})
+    """
+    leaves = jax.tree.leaves_with_path(shapes)
+    known = {
+        tuple(key.key for key in path): (leaf.shape, spec)
+        for (path, leaf), spec in zip(leaves, jax.tree.leaves(specs), strict=True)
+    }
+
+    def find(path: tuple, leaf: Any) -> P:
+        keys = [getattr(key, "key", None) for key in path]
+        ends = (tuple(keys[start:]) for start in range(len(keys)))
+        shape, spec = next((known[end] for end in ends if end in known), ((), P()))
+        sizes = zip(leaf.shape, shape, spec, strict=False)
+        return P(*(names if size == whole else None for size, whole, names in sizes))
+
+    return jax.tree.map_with_path(find, tree)
 
 
 def abstract_state(

@@ -1,0 +1,1 @@
+"""Update rules, and what they are made of; `launch.optimizer` lists them by name."""
