@@ -172,7 +172,7 @@ def build_output_step(config: StepConfig, head: Callable[..., Any]) -> OutputSte
         )
 
     def read(outer: Params, x: jax.Array, microbatch: Any) -> Any:
-        outer = config.zero.gather_outer(outer)
+        outer = config.zero.gather_outer(outer, x)
         return model.read(outer, x, microbatch[0], head)
 
     def outputs(params: Params, batch: Batch) -> Any:

@@ -89,8 +89,13 @@ class Zero:
             return params
         return jax.tree.map(self._gather, params, self.cuts)
 
-    def gather_outer(self, outer: Params) -> Params:
+    def gather_outer(self, outer: Params, after: Any) -> Params:
         """Returns the parameters without blocks, whole, for one use of them.
+
+        Args:
+            outer: As they are held.
+            after: Any arrays that the use needs as well. Only when they are there is
+                anything gathered, and so not once for all microbatches.
 
         Communication: in stage 3 an all-gather of each over ``data``, and where they
         are differentiated a reduce-scatter of its gradient.
@@ -109,6 +114,7 @@ class Zero:
             )
             return gather(part)
 
+        outer, _ = jax.lax.optimization_barrier((outer, after))
         return jax.tree.map(whole, outer, split_blocks(self.cuts)[1])
 
     def over_data(self, parts: Parts) -> Parts:
@@ -123,10 +129,16 @@ class Zero:
         def scatter(gradients: Params) -> Params:
             return jax.tree.map(self._scatter, gradients, layer)
 
+        def embed(outer: Params, microbatch: Any) -> Any:
+            return parts.embed(self.gather_outer(outer, microbatch), microbatch)
+
+        def losses(outer: Params, x: jax.Array, microbatch: Any) -> Any:
+            return parts.losses(self.gather_outer(outer, x), x, microbatch)
+
         return dataclasses.replace(
             parts,
-            embed=lambda outer, *rest: parts.embed(self.gather_outer(outer), *rest),
-            losses=lambda outer, *rest: parts.losses(self.gather_outer(outer), *rest),
+            embed=embed,
+            losses=losses,
             gather=gather if self.stage == 3 else None,
             scatter=scatter if self.scatters_layers else None,
             sum_dtype=self.sum_dtype,

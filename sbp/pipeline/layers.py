@@ -240,7 +240,11 @@ class Stack:
             upcoming = self._gathered_at(following)
             return (step(others, position, lambda: weights), upcoming), None
 
-        first = self._gathered_at(positions[-1 if reverse else 0])
+        # Tied to what changes from pass to pass, or XLA keeps the first layer whole.
+        position, _ = jax.lax.optimization_barrier(
+            (positions[-1 if reverse else 0], jax.tree.leaves(carry)[0])
+        )
+        first = self._gathered_at(position)
         return jax.lax.scan(ahead, (carry, first), positions, reverse=reverse)[0][0]
 
     def _sum_up(
