@@ -43,7 +43,10 @@ def count_devices() -> DeviceCount:
     has_plugin = any(importlib.util.find_spec(name) for name in CUDA_PLUGINS)
     if is_count_given or (_has_gpu() and has_plugin):
         remedy = ", or hide some with CUDA_VISIBLE_DEVICES" if _has_gpu() else ""
-        return DeviceCount(num_devices=jax.device_count(), remedy=remedy)
+        platform = jax.devices()[0].platform
+        return DeviceCount(
+            num_devices=jax.device_count(), remedy=remedy, platform=platform
+        )
     reason = (
         "JAX has no plugin for the GPU: pip install -e '.[gpu]'"
         if _has_gpu()

@@ -11,11 +11,13 @@ from jax.sharding import PartitionSpec as P
 
 from launch import (
     adapters,
+    attention,
     context_parallel,
     distributed,
     families,
     init_from,
     loss_scale,
+    offload,
     optimizer,
     pipelines,
     precision,
@@ -202,7 +204,10 @@ def build(config: RunConfig, mesh: Mesh) -> Job:
     Raises:
         DataError: If the data cannot be used; see `families.build`.
         OSError: If it cannot be read.
+        ConfigError: If the devices cannot do what the config asks for.
     """
+    if config.optim.offload and (problems := list(offload.problems(mesh))):
+        raise resolve.ConfigError(problems)
     rows = distributed.process_rows(mesh, config.train.global_batch_size)
     try:
         data = families.build(config, rows=rows)
@@ -241,6 +246,7 @@ def build_steps(
         optimizer.build(config.optim, num_steps=config.train.num_steps), model
     )
     specs = state.param_specs(model, rows, mesh.axis_names)
+    model = attention.with_core(model, attention_of(config, mesh), mesh)
     context = context_parallel.build(config, region)
     if context is not None:
         model = context_parallel.over_context(model, context)
@@ -270,7 +276,12 @@ def build_steps(
         zero=held,
         specs=specs,
         shardings=state.state_shardings(
-            model, rule, specs=specs, mesh=mesh, loss_scaling=scaling
+            model,
+            rule,
+            specs=specs,
+            mesh=mesh,
+            loss_scaling=scaling,
+            is_offloaded=config.optim.offload,
         ),
         loss_scaling=scaling,
         num_microbatches=config.train.num_microbatches,
@@ -280,3 +291,10 @@ def build_steps(
             dist, region, indices, num_microbatches=config.train.num_microbatches
         ),
     )
+
+
+def attention_of(config: RunConfig, mesh: Mesh) -> str:
+    """Returns the name of the implementation of attention that a run has."""
+    length = families.FAMILIES[config.model_name].num_tokens(config)
+    platform = mesh.devices.flat[0].platform
+    return attention.choose(config.model, platform=platform, length=length)

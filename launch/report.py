@@ -6,7 +6,7 @@ from typing import Any
 from launch import families, resolve
 from launch.checkpoint import Checkpointer
 from launch.hardware import Peak
-from launch.job import Job
+from launch.job import Job, attention_of
 from launch.progress import format_bytes
 from launch.resolve import DeviceCount
 from launch.run_config import RunConfig
@@ -33,6 +33,12 @@ def describe_devices(job: Job, devices: DeviceCount) -> str:
     if devices.num_devices is None:
         kind = f"virtual CPU, set up since {devices.reason}"
     return f"devices: {dist.num_devices} ({kind}) = {dist.sizes}"
+
+
+def describe_attention(job: Job) -> str:
+    """Returns a line on what computes attention."""
+    name = attention_of(job.config, job.mesh)
+    return f"attention: {name} (model.attention={job.config.model.attention!r})"
 
 
 def describe_program(job: Job, compiled: Any, seconds: float, peak: Peak) -> str:

@@ -16,6 +16,7 @@ import yaml
 
 from launch import (
     adapters,
+    attention,
     context_parallel,
     families,
     pipelines,
@@ -75,12 +76,14 @@ class DeviceCount:
         most: Largest number of virtual ones.
         remedy: How to have another number.
         reason: Why the devices are virtual ones.
+        platform: Of those there are, as JAX calls it; None if it is not known.
     """
 
     num_devices: int | None
     most: int = 64
     remedy: str = ""
     reason: str = "there is no GPU"
+    platform: str | None = None
 
 
 def load(path: str) -> Values:
@@ -173,6 +176,7 @@ def resolve(
         *families.broken_rules(config),
         *pipelines.broken_rules(config),
         *context_parallel.broken_rules(config),
+        *_broken_attention_rules(config, devices),
         *adapters.broken_rules(config),
         *_broken_precision_rules(config),
         *_broken_device_rules(config, devices),
@@ -265,6 +269,13 @@ def _broken_device_rules(config: RunConfig, devices: DeviceCount) -> Iterator[st
             f"{sizes}, but there are {devices.num_devices}. Choose sizes whose product"
             f" is {devices.num_devices}{devices.remedy}."
         )
+
+
+def _broken_attention_rules(config: RunConfig, devices: DeviceCount) -> Iterator[str]:
+    platform = "cpu" if devices.num_devices is None else devices.platform
+    length = families.FAMILIES[config.model_name].num_tokens(config)
+    rules = attention.broken_rules(config.model, platform=platform, length=length)
+    yield from (f"model.{rule}" for rule in rules)
 
 
 def _apply_overrides(

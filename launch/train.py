@@ -76,7 +76,7 @@ def run(options: command_line.Options) -> int:
         workdir.check(options.workdir, checkpointer, needs_checkpoint=is_continued)
         built = job.build(config, mesh)
         say(*report.describe_config(built.config), built.data.summary())
-        say(report.describe_devices(built, devices))
+        say(report.describe_devices(built, devices), report.describe_attention(built))
         if is_continued:
             say(*report.describe_changes(built, checkpointer))
         state = built.restore(checkpointer) if is_continued else built.create_state(say)

@@ -80,10 +80,31 @@ class BlockConfig:
         yield from one_of(self, activation=tuple(ACTIVATIONS))
         yield from one_of(self, dtype=DTYPES, param_dtype=DTYPES)
         yield from one_of(self, attention=ATTENTIONS)
+        yield from self._broken_cudnn_rules()
         if self.num_heads > 0 and self.model_dim % self.num_heads:
             yield (
                 f"model_dim={self.model_dim} is not divisible by"
                 f" num_heads={self.num_heads}. Use a number of heads that divides it."
+            )
+
+    def _broken_cudnn_rules(self) -> Iterator[str]:
+        if self.attention != "cudnn":
+            return
+        if self.dtype == "float32":
+            yield (
+                "attention='cudnn' computes in float16 or bfloat16, but"
+                " dtype='float32'. Use one of these, or another attention."
+            )
+        if self.attention_dropout_rate > 0:
+            yield (
+                "attention='cudnn' drops no weights, but attention_dropout_rate="
+                f"{self.attention_dropout_rate}. Set it to 0, or use 'plain'."
+            )
+        if self.num_heads > 0 and (self.head_dim % 8 or self.head_dim > 128):
+            yield (
+                "attention='cudnn' wants heads of a multiple of 8 up to 128, but"
+                f" model_dim={self.model_dim} / num_heads={self.num_heads} ="
+                f" {self.head_dim}. Use another number of heads, or 'plain'."
             )
 
 
