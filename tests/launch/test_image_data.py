@@ -69,6 +69,27 @@ def test_images_have_the_label_of_their_folder(folder):
     assert len(np.unique(batch["targets"], axis=0)) == 3
 
 
+def test_classes_may_be_named_in_another_order(folder):
+    classes = ("red", "blue", "green")
+
+    splits = image_data.open_splits(make_data(folder, classes=classes), MODEL, 3)
+
+    batch = batch_of(splits.train)
+    assert splits.classes == classes
+    is_red = batch["images"][:, 8, 8, 0] == 1
+    np.testing.assert_array_equal(batch["targets"][:, 0], is_red)
+
+
+def test_smoothed_targets_are_of_training_alone(folder):
+    data = make_data(folder, label_smoothing=0.3)
+
+    splits = image_data.open_splits(data, MODEL, 3)
+
+    smoothed = np.sort(batch_of(splits.train)["targets"], axis=1)
+    np.testing.assert_allclose(smoothed, [[0.1, 0.1, 0.8]] * 18, rtol=1e-6)
+    assert set(batch_of(splits.validation)["targets"].ravel()) == {0, 1}
+
+
 def test_splits_are_those_asked_for_and_share_nothing(folder):
     splits = image_data.open_splits(make_data(folder), MODEL, 3)
 
@@ -340,6 +361,16 @@ BAD_FOLDERS = {
         {},
         "of 4 classes, more than model.num_classes=3. Set model.num_classes=4",
     ),
+    "class that is not named": (
+        lambda f: None,
+        {"classes": ("red", "blue")},
+        "classes that are not among the 2 known ones: 'green'. Rename or remove",
+    ),
+    "classes of one name": (
+        lambda f: None,
+        {"classes": ("red", "blue", "green", "red")},
+        "of 4 classes, more than",
+    ),
     "unknown class": (
         lambda f: write_image(f.parent / "test" / "rde" / "1.png", "red", seed=0),
         {"validation_files": ("test",)},
@@ -377,6 +408,20 @@ def test_default_is_the_digits_each_on_one_side():
     assert (batch["images"].min(), batch["images"].max()) == (-1, 1)
     counts = batch["targets"].sum(0)
     assert counts.min() > 20
+
+
+def test_digits_may_have_any_label_but_must_have_one():
+    data = DataConfig(classes=("9", *"012345678"))
+    splits = image_data.open_splits(data, DIGITS, 3)
+    default = image_data.open_splits(DataConfig(), DIGITS, 3)
+    np.testing.assert_array_equal(
+        np.roll(batch_of(default.validation)["targets"], 1, axis=1),
+        batch_of(splits.validation)["targets"],
+    )
+
+    data = DataConfig(classes=("cat", *"12345678"))
+    with pytest.raises(ValueError, match="names 9 classes, but not '0', '9'. Without"):
+        image_data.open_splits(data, DIGITS, 3)
 
 
 def test_without_scikit_learn_the_message_says_what_to_install(monkeypatch):

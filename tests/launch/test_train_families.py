@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from launch import train
+from launch import resolve, train
 from launch.metrics import read_metrics
 
 NUM_STEPS = 20
@@ -33,11 +33,16 @@ COMMON = {
     "eval.num_batches": 2,
     "checkpoint.every_steps": 10,
 }
+TEXT = {"model.vocab_size": 320, "data.seq_length": 32, "model.max_len": 32}
 FIELDS = {
-    "gpt2": {"model.vocab_size": 320, "data.seq_length": 32, "model.max_len": 32},
+    "bert_classifier": {**TEXT, "optim.learning_rate": 1e-2},
+    "bert_tagger": TEXT,
+    "gpt2": TEXT,
     "vit": {"data.mixup_alpha": 0.2, "model.image_size": 16},
 }
 METRICS = {
+    "bert_classifier": {"eval_top1_accuracy", "eval_macro_f1", "eval_top5_accuracy"},
+    "bert_tagger": {"eval_tag_accuracy", "eval_macro_f1", "eval_micro_f1"},
     "gpt2": {"eval_loss", "eval_lm_loss", "eval_lm_accuracy", "eval_perplexity"},
     "vit": {"eval_loss", "eval_top1_accuracy", "eval_top5_accuracy"},
 }
@@ -62,10 +67,47 @@ def write_images(folder):
     return folder / "images"
 
 
-WRITERS = {"gpt2": write_text, "vit": write_images}
+def write_labelled_texts(folder):
+    """Texts of a word that is their class, and numbers."""
+    texts = [f"w{n % 7} {n} " * 4 for n in range(300)]
+    lines = [json.dumps({"text": t, "label": t.split()[0]}) for t in texts]
+    (folder / "texts.jsonl").write_text("\n".join(lines))
+    return folder / "texts.jsonl"
 
 
-@pytest.fixture(scope="module", params=FIELDS)
+def write_tagged_words(folder):
+    """Words whose class is their first letter."""
+    random = np.random.default_rng(0)
+    lines = [
+        "\n".join(f"{w} {w[0]}" for w in random.choice(["an", "box", "cat"], 6)) + "\n"
+        for _ in range(90)
+    ]
+    (folder / "words.conll").write_text("\n".join(lines))
+    return folder / "words.conll"
+
+
+CLASSES = {
+    "bert_classifier": [f"w{n}" for n in range(7)],
+    "bert_tagger": ["a", "b", "c"],
+    "vit": ["bright", "dark"],
+}
+WRITERS = {
+    "bert_classifier": write_labelled_texts,
+    "bert_tagger": write_tagged_words,
+    "gpt2": write_text,
+    "vit": write_images,
+}
+# What is particular to these is their data and their head, which have their own tests.
+SLOW = ("bert_classifier", "bert_tagger")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name in FIELDS
+    ],
+)
 def name(request):
     return request.param
 
@@ -116,6 +158,9 @@ def test_run_learns_and_reports_what_its_model_is_judged_by(name, finished):
     assert [record["step"] for record in evaluations] == [10, 20]
     assert evaluations[1]["eval_loss"] < evaluations[0]["eval_loss"] - 0.1
     assert METRICS[name] <= set(evaluations[0])
+    if name in CLASSES:
+        saved = resolve.load(str(finished / "config.yaml"))
+        assert saved["data"]["classes"] == CLASSES[name]
     if name == "gpt2":
         last = evaluations[-1]
         assert last["eval_perplexity"] == pytest.approx(np.exp(last["eval_loss"]))
