@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax._src import config, core, distributed
 from jax._src.interpreters.batching import BatchTracer
+from jax._src.lax import lax
 from jax._src.mesh import empty_abstract_mesh, empty_concrete_mesh
 from jax.experimental import multihost_utils, topologies
 from jax.extend.core import JaxprEqn, Primitive
@@ -178,6 +179,20 @@ def run_equation(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> Sequence[jax.A
 def to_host(x: jax.Array) -> jax.Array:
     """Returns ``x`` in the memory of the host; its type says so."""
     return jax.device_put(x, jax.memory.Space.Host)
+
+
+def to_device(x: jax.Array) -> jax.Array:
+    """Returns ``x`` in the memory of the device, as most arrays are."""
+    return jax.device_put(x, jax.memory.Space.Device)
+
+
+def empty_on_host(dtype: Any) -> jax.Array:
+    """Returns a scalar in the memory of the host, any one.
+
+    Broadcast to a buffer that is filled later, XLA allocates that there at once. With a
+    scalar that was moved there it would fill the buffer, on the host.
+    """
+    return lax.empty2(dtype, memory_space=jax.memory.Space.Host)
 
 
 def is_on_host(x: Any) -> bool:

@@ -3,18 +3,21 @@
 Inside a region a value is one rank's own along the manual axes, and only there does
 code communicate by name; the other axes are left to XLA. Axes of one device are left
 out: nothing varies over them, and XLA 0.10 refuses collectives of such groups.
+
+An axis may be made of several: where a mesh has the axes ``data/replica`` and
+``data/shard``, ``data`` stands for both, the first the outer one.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sbp._compat import is_on_host, to_host
+from sbp._compat import empty_on_host, is_on_host
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,33 +56,43 @@ class ManualRegion:
             out_specs=self._narrow_all(out_specs),
         )
 
+    def sharding(self, spec: P) -> NamedSharding:
+        """Returns the sharding of arrays that lie so."""
+        return NamedSharding(self.mesh, self._expand(spec, self.mesh.axis_names))
+
+    def members(self, *axis_names: str) -> tuple[str, ...]:
+        """Returns the axes of the mesh that these stand for, of more than one device.
+
+        A name that the mesh does not have stands for none.
+        """
+        return _parts(axis_names, self.manual)
+
     def index(self, axis_name: str) -> jax.Array:
         """Returns this rank's position along an axis."""
-        if axis_name in self.manual:
-            return jax.lax.axis_index(axis_name)
+        if axes := self.members(axis_name):
+            return jax.lax.axis_index(axes)
         return jnp.zeros((), jnp.int32)
 
     def psum(self, tree: Any, *axis_names: str) -> Any:
         """Returns the sum over the ranks along the axes, the same on all of them."""
-        axes = tuple(name for name in axis_names if name in self.manual)
+        axes = self.members(*axis_names)
         return jax.lax.psum(tree, axes) if axes else tree
 
     def pmax(self, tree: Any, *axis_names: str) -> Any:
         """Returns the maximum over the ranks along the axes, on all of them."""
-        axes = tuple(name for name in axis_names if name in self.manual)
+        axes = self.members(*axis_names)
         return jax.lax.pmax(tree, axes) if axes else tree
 
     def all_gather(self, x: jax.Array, axis_name: str, *, dim: int) -> jax.Array:
         """Returns the ranks' values along an axis, one after another along ``dim``."""
-        if axis_name not in self.manual:
-            return x
-        return jax.lax.all_gather(x, axis_name, axis=dim, tiled=True)
+        axes = self.members(axis_name)
+        return jax.lax.all_gather(x, axes, axis=dim, tiled=True) if axes else x
 
     def psum_scatter(self, x: jax.Array, axis_name: str, *, dim: int) -> jax.Array:
         """Returns this rank's part, along ``dim``, of the sum over the ranks."""
-        if axis_name not in self.manual:
+        if not (axes := self.members(axis_name)):
             return x
-        return jax.lax.psum_scatter(x, axis_name, scatter_dimension=dim, tiled=True)
+        return jax.lax.psum_scatter(x, axes, scatter_dimension=dim, tiled=True)
 
     def varying(self, tree: Any) -> Any:
         """Marks values as this rank's own, so that gradients of them stay local."""
@@ -94,14 +107,14 @@ class ManualRegion:
         """Returns zeros of this rank's own, of the shape and dtype of ``like``.
 
         Args:
-            like: An array or its type. Where that is one in the memory of the host,
-                there are the zeros.
+            like: An array or its type. If that is one in the memory of the host, the
+                result is there too, and its values are any until they are written.
             sizes: Of dims to add in front.
         """
         shape = (*sizes, *like.shape)
-        if is_on_host(like):  # one number, made many there
-            zero = to_host(self.varying(jnp.zeros((), like.dtype)))
-            return jax.lax.broadcast(zero, shape)
+        if is_on_host(like):
+            scalar = self.varying(empty_on_host(like.dtype))
+            return jax.lax.broadcast(scalar, shape)
         return self.varying(jnp.zeros(shape, like.dtype))
 
     def cond(self, predicate: jax.Array, run: Callable, skip: Callable) -> Any:
@@ -117,13 +130,25 @@ class ManualRegion:
 
     def _narrow_all(self, specs: Any) -> Any:
         return jax.tree.map(
-            self._narrow, specs, is_leaf=lambda leaf: isinstance(leaf, P)
+            lambda spec: self._expand(spec, self.manual),
+            specs,
+            is_leaf=lambda leaf: isinstance(leaf, P),
         )
 
-    def _narrow(self, spec: P) -> P:
-        def keep(entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-            names = entry if isinstance(entry, tuple) else (entry,)
-            kept = tuple(name for name in names if name in self.manual)
-            return kept[0] if len(kept) == 1 else kept or None
+    def _expand(self, spec: P, axes: Sequence[str]) -> P:
+        def expand(entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+            names = entry if isinstance(entry, tuple) else (entry,) if entry else ()
+            found = _parts(names, axes)
+            return found[0] if len(found) == 1 else found or None
 
-        return P(*(keep(entry) for entry in spec))
+        return P(*(expand(entry) for entry in spec))
+
+
+def _parts(names: Sequence[str], axes: Sequence[str]) -> tuple[str, ...]:
+    """Returns those of the axes that the names stand for."""
+    return tuple(
+        axis
+        for name in names
+        for axis in axes
+        if axis == name or axis.startswith(f"{name}/")
+    )
