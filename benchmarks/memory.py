@@ -1,0 +1,281 @@
+r"""What does each technique save? Read from compiled programs; nothing is run.
+
+    JAX_PLATFORMS=cpu python -m benchmarks.memory --write=docs/memory.md
+
+compiles the training step of each row of `TABLES` for devices that need not be there,
+and prints the bytes that one of them needs: arguments, which are the training state and
+the batch, and what the step needs besides. ``--tables`` names some of them.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from launch import distributed, families, job, resolve, state, step, virtual_gpus
+from launch.run_config import RunConfig
+
+CPU = "cpu"
+Fields = dict[str, Any]
+Rows = dict[str, Fields]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Training steps to compare.
+
+    Attributes:
+        title: What is common to them.
+        config: Config file.
+        target: `CPU`, or a kind of GPU of `virtual_gpus`.
+        fields: What all rows change.
+        rows: What each row changes besides, by its name.
+    """
+
+    title: str
+    config: str
+    target: str
+    fields: Fields
+    rows: Rows
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Bytes:
+    """What one device needs.
+
+    Attributes:
+        arguments: Training state and batch.
+        temporary: Activations, gradients, and whatever else lives in a step.
+        host: In the memory of the host.
+    """
+
+    arguments: int
+    temporary: int
+    host: int
+
+    @property
+    def total(self) -> int:
+        """In the memory of the device."""
+        return self.arguments + self.temporary
+
+
+DATA, TENSOR = "dist.data_parallel_size", "dist.tensor_parallel_size"
+ZERO, REMAT, ATTENTION = "zero.stage", "remat", "model.attention"
+HALF = {"model.dtype": "bfloat16"}
+SELECTIVE = HALF | {REMAT: "selective"}
+ONE_LAYOUT: Rows = {
+    "float32": {REMAT: "none"},
+    "bfloat16": HALF | {REMAT: "none"},
+    "`remat`: `selective`": SELECTIVE,
+    "`remat`: `full`": HALF | {REMAT: "full"},
+    "`selective`, the MLP's tensors on the host": HALF
+    | {
+        REMAT: {
+            "attention_norm": "save",
+            "qkv": "save",
+            "attention_values": "save",
+            "attention_out": "save",
+            "mlp_norm": "save",
+            "mlp_up": "offload",
+            "mlp_activation": "offload",
+            "mlp_down": "save",
+            "dropout_mask": "save",
+        }
+    },
+    "`selective`, ZeRO 1": SELECTIVE | {ZERO: 1},
+    "`selective`, ZeRO 2": SELECTIVE | {ZERO: 2},
+    "`selective`, ZeRO 3": SELECTIVE | {ZERO: 3},
+    "`selective`, moments in bfloat16": SELECTIVE | {"optim.state_dtype": "bfloat16"},
+}
+"""Of data parallelism alone; all but the first two rows are bfloat16."""
+
+NO_DROPOUT = {"model.dropout_rate": 0.0, "model.attention_dropout_rate": 0.0}
+ON_GPU: Rows = {
+    "`selective`, cuDNN attention": SELECTIVE | {ATTENTION: "cudnn"},
+    "`selective`, cuDNN attention, ZeRO 3, moments in bfloat16": SELECTIVE
+    | {ATTENTION: "cudnn", ZERO: 3, "optim.state_dtype": "bfloat16"},
+}
+SPLIT = {DATA: 4, TENSOR: 2}
+BY_TENSOR: Rows = {
+    "data 4 x tensor 2, `selective`": SPLIT | SELECTIVE,
+    "the same, sequence parallel": SPLIT | SELECTIVE | {"dist.sequence_parallel": True},
+}
+TABLES: Mapping[str, Table] = {
+    "gpt2-h100": Table(
+        title="GPT-2 1.5B, 1024 tokens, 4 samples per GPU at once, 8 H100",
+        config="configs/gpt2_124m.py",
+        target="h100-80g",
+        fields={
+            "model.num_layers": 48,
+            "model.model_dim": 1600,
+            "model.num_heads": 25,
+            "model.mlp_dim": 6400,
+            "model.attention": "plain",
+            "data.seq_length": 1024,
+            "train.global_batch_size": 32,
+            "train.num_microbatches": 1,
+            DATA: 8,
+            **NO_DROPOUT,
+        },
+        rows=ONE_LAYOUT
+        | ON_GPU
+        # 25 heads cannot be shared by two ranks.
+        | {f"{k}, 20 heads": v | {"model.num_heads": 20} for k, v in BY_TENSOR.items()},
+    ),
+    "bert-h100": Table(
+        title="BERT-large, 512 tokens, 16 samples per GPU at once, 8 H100",
+        config="configs/bert_large.py",
+        target="h100-80g",
+        fields={
+            "model.attention": "plain",
+            "train.global_batch_size": 128,
+            "train.num_microbatches": 1,
+            DATA: 8,
+            **NO_DROPOUT,
+        },
+        rows=ONE_LAYOUT | ON_GPU | BY_TENSOR,
+    ),
+    "bert-cpu": Table(
+        title="BERT-large, 512 tokens, 2 samples per device at once, 8 CPU devices",
+        config="configs/bert_large.py",
+        target=CPU,
+        fields={
+            "model.attention": "plain",
+            "train.global_batch_size": 16,
+            "train.num_microbatches": 1,
+            DATA: 8,
+            **NO_DROPOUT,
+        },
+        rows={k: v for k, v in ONE_LAYOUT.items() if "host" not in k} | BY_TENSOR,
+    ),
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Prints the tables, and writes them into a page if asked to."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.memory", allow_abbrev=False
+    )
+    parser.add_argument(
+        "--tables", default=",".join(TABLES), help="names, by commas; all by default"
+    )
+    parser.add_argument("--write", help="page to write the tables into")
+    options = parser.parse_args(arguments)
+    names = options.tables.split(",")
+    if unknown := [name for name in names if name not in TABLES]:
+        parser.error(f"--tables={','.join(unknown)}: choose from {', '.join(TABLES)}.")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    distributed.count_devices()  # sets flags that programs on CPU need
+    jax.config.update("jax_num_cpu_devices", 8)
+    for name in names:
+        text = "\n".join(_lines(TABLES[name]))
+        print(text, flush=True)
+        if options.write:
+            path = pathlib.Path(options.write)
+            path.write_text(put_between(path.read_text(), name, text))
+
+
+def measure(config: RunConfig, target: str) -> Bytes:
+    """Returns what the training step needs on one device.
+
+    Args:
+        config: Of the run.
+        target: See `Table`.
+    """
+    memory: Any = compile_step(config, target).memory_analysis()
+    return Bytes(
+        arguments=memory.argument_size_in_bytes,
+        temporary=memory.temp_size_in_bytes,
+        host=memory.host_temp_size_in_bytes,
+    )
+
+
+def compile_step(config: RunConfig, target: str) -> Any:
+    """Returns the compiled training step."""
+    mesh = make_mesh(config, target)
+    steps = job.build_steps(config, mesh)
+    batch = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, P("data"))
+        ),
+        families.batch_shapes(config),
+    )
+    abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
+    program: Any = step.build_train_step(steps)
+    return program.lower(abstract, batch).compile()
+
+
+def make_mesh(config: RunConfig, target: str) -> Mesh:
+    """Returns the devices of a run, in hosts of at most eight if they are GPUs."""
+    dist = config.dist
+    if target == CPU:
+        count = resolve.DeviceCount(num_devices=dist.num_devices)
+        return distributed.create_mesh(dist, count)
+    gpus = virtual_gpus.virtual_gpus(
+        target,
+        num_hosts=-(-dist.num_devices // 8),
+        gpus_per_host=min(8, dist.num_devices),
+    )
+    sizes = (
+        dist.pipeline_parallel_size,
+        dist.data_parallel_size,
+        dist.context_parallel_size,
+        dist.tensor_parallel_size,
+    )
+    devices = np.array(gpus)[: dist.num_devices].reshape(sizes)
+    axes = distributed.AXIS_NAMES
+    return Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
+
+
+def resolve_row(table: Table, name: str) -> RunConfig:
+    """Returns the config of a row."""
+    values = resolve.load(table.config)
+    fields = table.fields | table.rows[name]
+    sizes = fields[DATA] * fields.get(TENSOR, 1)
+    return resolve.resolve(
+        values,
+        {field: str(value) for field, value in fields.items()},
+        resolve.DeviceCount(num_devices=sizes),
+    )
+
+
+def put_between(page: str, name: str, text: str) -> str:
+    r"""Returns the page with the text between the comments that name a table.
+
+    Example:
+        >>> put_between("<!-- begin a -->old<!-- end a -->", "a", "new")
+        '<!-- begin a -->\\nnew\\n<!-- end a -->'
+    """
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
+    if not pattern.search(page):
+        raise ValueError(f"The page has no place for {name!r}. Add {begin} and {end}.")
+    return pattern.sub(lambda _: f"{begin}\n{text}\n{end}", page)
+
+
+def _lines(table: Table) -> Iterator[str]:
+    """Yields a table in Markdown, in GB of 10^9 bytes."""
+    yield f"{table.title}; GB per device, {datetime.datetime.now(datetime.UTC).date()}:"
+    yield ""
+    yield "| | state and batch | besides | together | on the host |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
+    for name in table.rows:
+        found = measure(resolve_row(table, name), table.target)
+        sizes = found.arguments, found.temporary, found.total
+        cells = [f"{size / 1e9:.2f}" for size in sizes]
+        host = f"{found.host / 1e9:.2f}" if found.host else ""
+        yield f"| {name} | {' | '.join(cells)} | {host} |"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
