@@ -93,6 +93,7 @@ def get_config() -> ml_collections.ConfigDict:
                 # 0: none; 1: optimizer state; 2: and gradients; 3: and parameters
                 "stage": 0,
                 "min_size": 2**14,  # parameters of fewer elements are left whole
+                "group_size": None,  # ranks that share a state; None: all of "data"
             },
             "precision": {  # beside model.dtype and model.param_dtype
                 # Paths of modules that compute in float32, as "blocks/*/mlp"

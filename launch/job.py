@@ -231,6 +231,7 @@ def build_steps(
     """
     family, dist = family or MODELS[config.model_name], config.dist
     family = precision.with_float32(family, config.precision.float32)
+    mesh = zero.in_groups(mesh, config.zero)
     region = ManualRegion(mesh, distributed.manual_axes(mesh))
     assignment = pipelines.assign(dist, config.model)
     indices = assignment.layer_indices
@@ -263,7 +264,7 @@ def build_steps(
         formats=config.precision,
         num_microbatches=config.train.num_microbatches,
     )
-    specs = zero.held_specs(specs, held.cuts)
+    specs = held.held(specs)
     scaling = config.precision.scaling(config.model.dtype)
     return step.StepConfig(
         model=model,

@@ -218,11 +218,17 @@ class ZeroConfig:
 
     stage: int = 0
     min_size: int = 2**14
+    group_size: int | None = None
 
     def broken_rules(self) -> Iterator[str]:
         """Yields one sentence per broken rule."""
         yield from one_of(self, stage=ZERO_STAGES)
-        yield from at_least(self, min_size=1)
+        yield from at_least(self, min_size=1, group_size=1)
+        if self.stage == 0 and self.group_size is not None:
+            yield (
+                f"group_size={self.group_size} has no meaning for stage=0, which cuts"
+                " nothing. Leave it at None, or use stage 1, 2 or 3."
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +302,14 @@ class RunConfig:
         Those that depend on the kind of model are in `launch.families`.
         """
         yield from self._broken_batch_rules()
+        ranks, group_size = self.dist.data_parallel_size, self.zero.group_size
+        if group_size is not None and ranks % group_size:
+            divisors = [n for n in range(1, ranks + 1) if ranks % n == 0]
+            yield (
+                f"zero.group_size={group_size} does not divide"
+                f" dist.data_parallel_size={ranks}. Use one of"
+                f" {', '.join(map(str, divisors))}."
+            )
         layers = self.model.num_layers
         if self.dist.pipeline_num_layers not in (None, layers):
             yield (

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from launch import update
@@ -115,11 +115,11 @@ def build_train_step(config: StepConfig) -> TrainStep:
         )
         return new, metrics | {"loss": objective(metrics)} | update_metrics
 
-    replicated = NamedSharding(config.mesh, P())
+    replicated = region.sharding(P())
     return jax.jit(
         train_step,
         donate_argnums=0,
-        in_shardings=(config.shardings, NamedSharding(config.mesh, P("data"))),
+        in_shardings=(config.shardings, region.sharding(P("data"))),
         out_shardings=(config.shardings, replicated),
     )
 
@@ -148,8 +148,8 @@ def build_eval_step(config: StepConfig) -> EvalStep:
     )
     return jax.jit(
         program,
-        in_shardings=(config.shardings.params, NamedSharding(config.mesh, P("data"))),
-        out_shardings=NamedSharding(config.mesh, P()),
+        in_shardings=(config.shardings.params, region.sharding(P("data"))),
+        out_shardings=region.sharding(P()),
     )
 
 
@@ -191,7 +191,7 @@ def build_output_step(config: StepConfig, head: Callable[..., Any]) -> OutputSte
     program = region.run(
         outputs, in_specs=(config.specs, P("data")), out_specs=P("data")
     )
-    over_data = NamedSharding(config.mesh, P("data"))
+    over_data = region.sharding(P("data"))
     return jax.jit(
         program,
         in_shardings=(config.shardings.params, over_data),

@@ -27,7 +27,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from launch.precision import PrecisionConfig, is_within
@@ -36,7 +36,9 @@ from models.stacked import Params, path_of, split_blocks
 from sbp.pipeline.parts import Parts
 from sbp.pipeline.region import ManualRegion
 
-AXIS = "data"
+# Of the mesh of `in_groups`: a rank has a part of what the ranks of its group hold
+# together, and the same part as one rank in each other group.
+REPLICA, SHARD = "data/replica", "data/shard"
 WHOLE = -1
 
 
@@ -66,6 +68,7 @@ class Zero:
 
     Attributes:
         region: Of the run.
+        axis: Over which parameters are cut: ``data``, or the part `SHARD` of it.
         stage: 0 to 3.
         cuts: A `Cut` for each parameter, blocks stacked.
         scatters_layers: Whether the gradients of a layer are scattered at once.
@@ -74,11 +77,26 @@ class Zero:
     """
 
     region: ManualRegion
+    axis: str
     stage: int
     cuts: Params
     scatters_layers: bool
     sum_dtype: str
     gradient_dtype: str
+
+    def held(self, specs: Params) -> Params:
+        """Returns how parameters lie, from how they do without ZeRO."""
+
+        def add(spec: P, cut: Cut) -> P:
+            if cut.dim == WHOLE:
+                return spec
+            entries = [*spec, *[None] * (cut.dim + 1 - len(spec))]
+            names = entries[cut.dim]
+            before = names if isinstance(names, tuple) else (names,) if names else ()
+            entries[cut.dim] = (*before, self.axis) if before else self.axis
+            return P(*entries)
+
+        return jax.tree.map(add, specs, self.cuts)
 
     def gather_once(self, params: Params) -> Params:
         """Returns the parameters as a pipeline is given them.
@@ -147,8 +165,9 @@ class Zero:
     def sum_gradients(self, grads: Params, specs: Params) -> Params:
         """Sums gradients over the ranks that hold the same parameter.
 
-        Communication: one reduction over ``data`` and ``context`` of all that was not
-        scattered before; the sum over ``context`` comes before a part is cut.
+        Communication: one reduction over ``data`` of all that was not scattered before.
+        Parts that other ranks have too, since they are of another group or have other
+        positions of the same samples, are summed after they are cut.
         """
         blocks, outer = split_blocks(grads)
         block_cuts, outer_cuts = split_blocks(self.cuts)
@@ -159,17 +178,19 @@ class Zero:
         leaves, structure = jax.tree.flatten({"blocks": blocks, **outer})
         is_shared = ["stage" not in axes_of(spec) for spec in jax.tree.leaves(specs)]
         leaves = self._psum(leaves, is_shared, "stage")
-        is_whole = [cut.dim == WHOLE for cut in jax.tree.leaves(self.cuts)]
-        leaves = self._psum(leaves, is_whole, AXIS, "context")
+        is_cut = [cut.dim != WHOLE for cut in jax.tree.leaves(self.cuts)]
+        leaves = self._psum(leaves, is_cut, REPLICA, "context")
+        is_whole = [not cut for cut in is_cut]
+        leaves = self._psum(leaves, is_whole, "data", "context")
         return jax.tree.unflatten(structure, leaves)
 
     def _psum(
         self, leaves: Sequence[jax.Array], chosen: Sequence[bool], *axis_names: str
     ) -> list[jax.Array]:
         """Sums the chosen ones, all at once rather than one after another."""
-        if not set(axis_names) & set(self.region.manual):
+        if not self.region.members(*axis_names):
             return list(leaves)
-        dtype = self.gradient_dtype if AXIS in axis_names else None
+        dtype = None if "stage" in axis_names else self.gradient_dtype
         some = [x.astype(dtype or x.dtype) for x in itertools.compress(leaves, chosen)]
         sums = iter(self.region.psum(some, *axis_names))
         return [
@@ -181,14 +202,41 @@ class Zero:
         if cut.dim == WHOLE:
             return part
         part = part.astype(cut.gathered_dtype)
-        return self.region.all_gather(part, AXIS, dim=cut.dim)
+        return self.region.all_gather(part, self.axis, dim=cut.dim)
 
     def _scatter(self, gradient: jax.Array, cut: Cut) -> jax.Array:
         if cut.dim != WHOLE:
             sent = gradient.astype(self.gradient_dtype)
-            sent = self.region.psum(sent, "context")  # of ranks with the same part
-            gradient = self.region.psum_scatter(sent, AXIS, dim=cut.dim)
+            gradient = self.region.psum_scatter(sent, self.axis, dim=cut.dim)
         return gradient.astype(cut.dtype)
+
+
+def in_groups(mesh: Mesh, config: ZeroConfig) -> Mesh:
+    """Returns the mesh of a run in which groups of ranks share the state.
+
+    Args:
+        mesh: The mesh of the run; its own devices, in the same order, are returned.
+        config: The section ``zero``. Without groups the mesh stays as it is.
+
+    Example:
+        >>> import numpy as np
+        >>> ranks = np.array(jax.devices()[:8]).reshape(2, 4, 1)
+        >>> mesh = Mesh(ranks, ("stage", "data", "tensor"))
+        >>> in_groups(mesh, ZeroConfig(stage=3, group_size=2)).shape_tuple
+        (('stage', 2), ('data/replica', 2), ('data/shard', 2), ('tensor', 1))
+    """
+    if config.group_size is None:
+        return mesh
+    sizes: list[tuple[str, int]] = []
+    for name, size in mesh.shape_tuple:
+        if name == "data":
+            num_groups = size // config.group_size
+            sizes += [(REPLICA, num_groups), (SHARD, config.group_size)]
+        else:
+            sizes.append((name, size))
+    devices = mesh.devices.reshape([size for _, size in sizes])
+    axis_types = (AxisType.Auto,) * len(sizes)
+    return Mesh(devices, [name for name, _ in sizes], axis_types=axis_types)
 
 
 def build(
@@ -212,7 +260,8 @@ def build(
         formats: The section ``precision``.
         num_microbatches: Of each data-parallel rank.
     """
-    num_parts = region.mesh.shape[AXIS]
+    axis = SHARD if SHARD in region.mesh.shape else "data"
+    num_parts = region.mesh.shape[axis]
     stage = config.stage if num_parts > 1 else 0
 
     def choose(path: tuple, leaf: Any, spec: P) -> Cut:
@@ -221,7 +270,12 @@ def build(
         is_cut = stage > 0 and math.prod(shape) >= config.min_size
         # Dim 0 of the blocks is the layers: a part of it would be some layers whole.
         dims = range(int(is_block), leaf.ndim) if is_cut else ()
-        dim = next((d for d in dims if _divides(leaf.shape, spec, d, region.mesh)), -1)
+        divisors = (_divisor(spec, d, region.mesh) for d in dims)
+        fitting = (
+            d
+            for d, divisor in zip(dims, divisors, strict=True)
+            if divisor and leaf.shape[d] % (divisor * num_parts) == 0
+        )
         narrow = jnp.dtype(dtype)
         # Only what is cast where it is used. Tables are not: gradients of what is
         # looked up in them add up in their dtype.
@@ -231,7 +285,7 @@ def build(
         )
         is_narrowed = is_cast and narrow.itemsize < leaf.dtype.itemsize
         return Cut(
-            dim=dim,
+            dim=next(fitting, WHOLE),
             dtype=leaf.dtype,
             gathered_dtype=narrow if is_narrowed else leaf.dtype,
         )
@@ -239,27 +293,13 @@ def build(
     is_alone = num_microbatches == 1 and region.mesh.shape["stage"] == 1
     return Zero(
         region=region,
+        axis=axis,
         stage=stage,
         cuts=jax.tree.map_with_path(choose, shapes, specs),
         scatters_layers=stage == 3 or (stage == 2 and is_alone),
         sum_dtype=jnp.result_type(*jax.tree.leaves(shapes)).name,
         gradient_dtype=formats.gradient_dtype,
     )
-
-
-def held_specs(specs: Params, cuts: Params) -> Params:
-    """Returns the specs of parameters that are cut over ``data`` as well."""
-
-    def add(spec: P, cut: Cut) -> P:
-        if cut.dim == WHOLE:
-            return spec
-        entries = [*spec, *[None] * (cut.dim + 1 - len(spec))]
-        names = entries[cut.dim]
-        before = names if isinstance(names, tuple) else (names,) if names else ()
-        entries[cut.dim] = (*before, AXIS) if before else AXIS
-        return P(*entries)
-
-    return jax.tree.map(add, specs, cuts)
 
 
 def axes_of(spec: P) -> set[str]:
@@ -273,11 +313,10 @@ def axes_of(spec: P) -> set[str]:
     return {name for entry in entries for name in entry if name is not None}
 
 
-def _divides(shape: Sequence[int], spec: P, dim: int, mesh: Mesh) -> bool:
-    """Whether a dim can be cut over ``data``, after the axes it is cut over already."""
+def _divisor(spec: P, dim: int, mesh: Mesh) -> int:
+    """Returns into how many parts a dim is cut already; 0 if no more are possible."""
     names = axes_of(P(spec[dim])) if dim < len(spec) else set()
     # Parts of a part over an axis that XLA manages would not lie side by side.
     if mesh.shape["tensor"] > 1 and "tensor" in names:
-        return False
-    size = math.prod(mesh.shape[name] for name in names)
-    return shape[dim] % (size * mesh.shape[AXIS]) == 0
+        return 0
+    return math.prod(mesh.shape[name] for name in names)

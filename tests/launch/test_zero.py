@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 
 import jax
 import numpy as np
@@ -28,10 +29,14 @@ ONCE = Case(4, 2, 1, num_microbatches=2, fields=(*stage(1), SELECTIVE))
 AT_ONCE = Case(8, 1, 1, num_microbatches=1, fields=stage(2))
 BY_LAYER = Case(4, 1, 1, num_microbatches=2, fields=stage(3))
 CUT_EVERY_WAY = Case(2, 2, 2, fields=stage(3))
+IN_GROUPS = Case(
+    4, 2, 1, num_microbatches=2, fields=(*stage(3), ("zero.group_size", 2))
+)
 SOME = [
     ONCE,
     AT_ONCE,
     CUT_EVERY_WAY,
+    IN_GROUPS,
     Case(
         2,
         1,
@@ -43,6 +48,7 @@ SOME = [
 ]
 OTHERS = [
     BY_LAYER,
+    Case(4, 1, 2, "1f1b", fields=(*stage(1), ("zero.group_size", 2))),
     Case(2, 1, 4, "interleaved_1f1b", fields=(*stage(3), FULL)),
     Case(2, 1, 4, "interleaved_1f1b", fields=(*stage(1), ENDS)),
     Case(2, 2, 2, "zero_bubble", fields=(*stage(2), SELECTIVE)),
@@ -118,6 +124,23 @@ def test_stage_3_gathers_and_scatters_inside_the_loop_over_layers():
     assert count_arrays(gathers, 1) <= 2 * (num_cut + outer)
     assert count_arrays(scatters, 1) <= num_cut + 2 * outer
     assert count_arrays(gathers + scatters, 0) == 0
+
+
+def test_groups_gather_among_themselves_and_sum_parts_over_all_once():
+    mesh_shape = make_steps(IN_GROUPS).mesh.shape
+    found = [
+        (c, c.axes(mesh_shape))
+        for c in hlo.collectives(compile_step(IN_GROUPS).as_text())
+    ]
+    in_loops = {
+        axes for c, axes in found if c.loops and any("data" in axis for axis in axes)
+    }
+    assert in_loops == {(zero.SHARD,)}
+    over_groups = [c for c, axes in found if axes == (zero.REPLICA,)]
+    assert {(c.name, c.loops) for c in over_groups} == {("all-reduce", ())}
+    num_cut = count_cut(IN_GROUPS, blocks=True) + count_cut(IN_GROUPS, blocks=False)
+    arrays = [s for c in over_groups for s in c.shapes if s != "f32[]"]  # but norms
+    assert len(arrays) == num_cut
 
 
 def test_stage_3_never_has_all_layers_whole():
@@ -205,10 +228,19 @@ def test_a_checkpoint_is_the_same_bit_for_bit_in_every_stage(tmp_path):
     [
         ({"zero.stage": 4}, "zero.stage=4 is not one of 0, 1, 2, 3."),
         ({"zero.min_size": 0}, "zero.min_size=0 must be at least 1."),
+        (
+            {"zero.group_size": 2},
+            "zero.group_size=2 has no meaning for stage=0, which cuts nothing. Leave it"
+            " at None, or use stage 1, 2 or 3.",
+        ),
+        (
+            {"zero.stage": 1, "zero.group_size": 2},
+            "zero.group_size=2 does not divide dist.data_parallel_size=1.",
+        ),
     ],
 )
 def test_impossible_values_are_refused(fields, message):
-    with pytest.raises(resolve.ConfigError, match=message.replace(".", r"\.")):
+    with pytest.raises(resolve.ConfigError, match=re.escape(message)):
         Case(fields=tuple(fields.items())).config  # noqa: B018 - it raises
 
 
@@ -236,7 +268,7 @@ def test_dims_are_cut_where_they_divide_and_tensor_does_not_cut_them():
         formats=CUT_EVERY_WAY.config.precision,
         num_microbatches=2,
     )
-    assert zero.held_specs(specs, held.cuts) == {
+    assert held.held(specs) == {
         "blocks": {
             "up": P("stage", "data", "tensor"),
             "odd": P("stage"),  # 24 elements
