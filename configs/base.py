@@ -64,6 +64,7 @@ def get_config() -> ml_collections.ConfigDict:
                 "milestones": (0.5, 0.75),  # of "steps", as shares of num_steps
                 "decay_factor": 0.1,  # of "steps", at each milestone
                 "state_dtype": "float32",  # of the moments; or "bfloat16"
+                "offload": False,  # keep the moments in the memory of the host
             },
             "train": {
                 "num_steps": 1000,

@@ -67,6 +67,13 @@ class Job:
         return sum(int(np.prod(leaf.shape)) for leaf in shapes)
 
     @property
+    def num_trained(self) -> int:
+        """Those that are trained."""
+        saved = self.saved_form.abstract_saved.params
+        shapes = jax.tree.leaves(self.steps.model.trained(saved))
+        return sum(int(np.prod(leaf.shape)) for leaf in shapes)
+
+    @property
     def abstract_state(self) -> state.TrainState:
         """Shapes, dtypes and shardings of the train state."""
         return state.abstract_state(
@@ -185,7 +192,7 @@ class Job:
         return StepCost(
             num_samples=size,
             num_tokens=size * family.num_tokens(config),
-            model_flops=family.train_flops(config),
+            model_flops=adapters.train_flops(config, self.steps.model),
             peak=peak,
         )
 
@@ -248,7 +255,7 @@ def build_steps(
     )
     specs = state.param_specs(model, rows, mesh.axis_names)
     model = attention.with_core(model, attention_of(config, mesh), mesh)
-    context = context_parallel.build(config, region)
+    context = context_parallel.build(config, region, attention_of(config, mesh))
     if context is not None:
         model = context_parallel.over_context(model, context)
     if dist.sequence_parallel:
@@ -285,6 +292,7 @@ def build_steps(
             is_offloaded=config.optim.offload,
         ),
         loss_scaling=scaling,
+        is_offloaded=config.optim.offload,
         num_microbatches=config.train.num_microbatches,
         seed=config.train.seed if config.model.is_random else None,
         remat=config.root.remat,
@@ -297,5 +305,6 @@ def build_steps(
 def attention_of(config: RunConfig, mesh: Mesh) -> str:
     """Returns the name of the implementation of attention that a run has."""
     length = families.FAMILIES[config.model_name].num_tokens(config)
+    length //= config.dist.context_parallel_size  # of what a device attends to at once
     platform = mesh.devices.flat[0].platform
     return attention.choose(config.model, platform=platform, length=length)

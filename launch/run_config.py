@@ -97,6 +97,7 @@ class OptimConfig:
     milestones: tuple[float, ...] = (0.5, 0.75)
     decay_factor: float = 0.1
     state_dtype: str = "float32"
+    offload: bool = False
 
     def broken_rules(self) -> Iterator[str]:
         """Yields one sentence per broken rule."""

@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch import loss_scale
+from launch import loss_scale, offload
 from launch.loss_scale import LossScale, LossScaling
 from models.sharding import Rows, match_rows
 from models.stacked import Params, StackedModel, path_of
@@ -80,6 +80,7 @@ def state_shardings(
     specs: Params,
     mesh: Mesh,
     loss_scaling: LossScaling | None = None,
+    is_offloaded: bool = False,
 ) -> TrainState:
     """Returns the sharding of every leaf of the train state.
 
@@ -91,15 +92,18 @@ def state_shardings(
         specs: `PartitionSpec` of each parameter.
         mesh: The devices.
         loss_scaling: Of the run; None if the loss is not scaled.
+        is_offloaded: Whether the optimizer's state is in the memory of the host.
     """
     everywhere = NamedSharding(mesh, P())
-    opt_specs = specs_like_params(
-        jax.eval_shape(optimizer.init, model.shapes), shapes=model.shapes, specs=specs
-    )
+    opt_shapes = jax.eval_shape(optimizer.init, model.shapes)
+    opt_specs = specs_like_params(opt_shapes, shapes=model.shapes, specs=specs)
+    opt_state = jax.tree.map(lambda leaf: NamedSharding(mesh, leaf), opt_specs)
+    if is_offloaded:
+        opt_state = offload.on_host(opt_shapes, opt_state)
     return TrainState(
         step=everywhere,
         params=jax.tree.map(lambda leaf: NamedSharding(mesh, leaf), specs),
-        opt_state=jax.tree.map(lambda leaf: NamedSharding(mesh, leaf), opt_specs),
+        opt_state=opt_state,
         loss_scale=None if loss_scaling is None else loss_scale.filled(everywhere),
     )
 

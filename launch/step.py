@@ -16,7 +16,7 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from launch import update
+from launch import offload, update
 from launch.context_parallel import Context
 from launch.loss_scale import LossScaling
 from launch.state import TrainState
@@ -50,6 +50,7 @@ class StepConfig:
         remat: What a layer keeps for its backward pass.
         loss_scaling: How the loss is scaled; None if it is not.
         context: How ranks share the tokens of a sample; None if they do not.
+        is_offloaded: Whether the optimizer's state is in the memory of the host.
     """
 
     model: StackedModel
@@ -65,6 +66,7 @@ class StepConfig:
     remat: Policy = "none"
     loss_scaling: LossScaling | None = None
     context: Context | None = None
+    is_offloaded: bool = False
 
     @property
     def mesh(self) -> Mesh:
@@ -110,7 +112,8 @@ def build_train_step(config: StepConfig) -> TrainStep:
             in_specs=(config.specs, P("data"), P(), P()),
             out_specs=(P(), config.model.trained(config.specs)),
         )(state.params, batch, state.step, state.loss_scale and state.loss_scale.scale)
-        new, update_metrics = update.apply_gradients(
+        apply = update.apply_gradients
+        new, update_metrics = (offload.around(apply) if config.is_offloaded else apply)(
             state, grads, config.optimizer, config.learning_rate, config.loss_scaling
         )
         return new, metrics | {"loss": objective(metrics)} | update_metrics

@@ -1,0 +1,81 @@
+"""Number formats and places of training steps compiled for one H100.
+
+    pytest -m slow -s tests/gpu_programs
+
+Needs the extra ``plan``.
+"""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from launch import distributed, families, job, resolve, state, step, virtual_gpus
+
+FIELDS = {
+    "dist.data_parallel_size": 1,
+    "train.global_batch_size": 8,
+    "data.seq_length": 1024,
+    "remat": "selective",
+    "model.dtype": "bfloat16",
+    "model.attention": "plain",
+}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not virtual_gpus.has_plugin(),
+        reason="needs JAX's CUDA plugin: pip install -e '.[plan]'",
+    ),
+]
+
+
+def compile_step(**fields):
+    """The training step of GPT-2 124M with some fields, for one GPU."""
+    config = resolve.resolve(
+        resolve.load("configs/gpt2_124m.py"),
+        {name: str(value) for name, value in (FIELDS | fields).items()},
+        resolve.DeviceCount(num_devices=1),
+    )
+    gpus = virtual_gpus.virtual_gpus("h100-80g", num_hosts=1, gpus_per_host=1)
+    axes = distributed.AXIS_NAMES
+    devices = np.array(gpus).reshape((1,) * len(axes))
+    mesh = Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
+    steps = job.build_steps(config, mesh)
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(
+            x.shape, x.dtype, sharding=NamedSharding(mesh, P("data"))
+        ),
+        families.batch_shapes(config),
+    )
+    abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
+    return step.build_train_step(steps).lower(abstract, batch).compile()
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return compile_step()
+
+
+def test_offloaded_moments_are_arguments_in_the_memory_of_the_host(plain):
+    before, after = (
+        program.memory_analysis()
+        for program in (plain, compile_step(**{"optim.offload": True}))
+    )
+
+    moments = 2 * 4 * 124.5e6
+    assert before.host_argument_size_in_bytes == 0
+    assert after.host_argument_size_in_bytes == pytest.approx(moments, rel=0.01)
+    saved = before.argument_size_in_bytes - after.argument_size_in_bytes
+    assert saved == after.host_argument_size_in_bytes
+    # They pass through the device in pieces.
+    assert after.temp_size_in_bytes < 1.01 * before.temp_size_in_bytes
+
+
+def test_gradients_of_biases_and_tables_are_not_added_up_in_half_precision(plain):
+    lines = plain.as_text().splitlines()
+    sums = [line for line in lines if " reduce(" in line or " scatter(" in line]
+
+    assert len(sums) > 10
+    assert [line for line in sums if "= bf16[" in line] == []
