@@ -1,8 +1,9 @@
 """Looks for the most probable continuations of texts (beam search).
 
 Of each text the ``W`` best unfinished continuations are kept, the *beams*, and the
-``W`` best finished ones. The search ends once no beam can still become better than the
-worst of the finished ones.
+``W`` best finished ones. At each step a beam may end if its end is among the ``W`` best
+of all continuations by one token. The search ends once no beam can still become better
+than the worst of the finished ones.
 """
 
 import dataclasses
@@ -130,11 +131,7 @@ class BeamSearch:
             state = dataclasses.replace(state, memory=memory)
             return self._expand(state, table_SV, logits_RV)
 
-        state = jax.lax.while_loop(is_under_way, advance, state)
-        # What is cut off by the number of tokens has ended, too.
-        is_full = state.step == self.max_new_tokens
-        scores_BW = jnp.where(is_full, self._score(state.totals, state.step), -jnp.inf)
-        return self._add(state.finished, state.tokens, state.step, scores_BW)
+        return jax.lax.while_loop(is_under_way, advance, state).finished
 
     def _is_open(self, state: State) -> jax.Array:
         """Returns for which texts a beam may still become better than the finished."""
@@ -156,13 +153,16 @@ class BeamSearch:
         totals_BWV = state.totals[..., None] + log_probs_RV.reshape(
             num_rows, num_beams, -1
         )
-        is_end_BWV = table_SV[state.ends] == len(table_SV) - 1
-
-        ending = self._best(state, jnp.where(is_end_BWV, totals_BWV, -jnp.inf))
         num_new = state.step + 1
-        finished = self._add(
-            state.finished, ending.tokens, num_new, self._score(ending.totals, num_new)
-        )
+        is_end_BWV = table_SV[state.ends] == len(table_SV) - 1
+        is_end_BWV |= num_new == self.max_new_tokens
+        lowest_BW = jax.lax.top_k(totals_BWV.reshape(num_rows, -1), num_beams)[0]
+        is_best_BWV = totals_BWV >= lowest_BW[:, -1:, None]
+
+        ends_here_BWV = is_end_BWV & is_best_BWV
+        ending = self._best(state, jnp.where(ends_here_BWV, totals_BWV, -jnp.inf))
+        scores_BW = self._score(ending.totals, num_new)
+        finished = self._add(state.finished, ending.tokens, num_new, scores_BW)
         going = self._best(state, jnp.where(is_end_BWV, -jnp.inf, totals_BWV))
         rows_R = (jnp.arange(num_rows)[:, None] * num_beams + going.parents).reshape(-1)
         seen_RV = state.seen

@@ -87,10 +87,10 @@ def plain_search(prompt, num_beams, length_penalty):
             for token in range(NUM_TOKENS)
         ]
         candidates.sort(key=lambda candidate: -candidate[1])
-        ending = [c for c in candidates if c[0][-1] == END]
-        finished += ending[:num_beams]
+        finished += [c for c in candidates[:num_beams] if c[0][-1] == END]
         beams = [c for c in candidates if c[0][-1] != END][:num_beams]
-    return best(finished + beams, num_beams, length_penalty)
+    last = [c for c in candidates[:num_beams] if c[0][-1] != END]
+    return best(finished + last, num_beams, length_penalty)
 
 
 def best(texts, number, length_penalty):
