@@ -66,6 +66,15 @@ SEQUENCES: Mapping[str, Sequences] = {
         positions=("positions",),
         sample_weights=("sample_weights",),
     ),
+    "bert_classifier": Sequences(
+        is_causal=False,
+        of_tokens=("tokens", "segments", "is_token", "documents"),
+        sample_weights=("weights",),
+    ),
+    "bert_tagger": Sequences(
+        is_causal=False,
+        of_tokens=("tokens", "segments", "is_token", "documents", "targets", "weights"),
+    ),
     "gpt2": Sequences(
         is_causal=True, of_tokens=("tokens", "targets", "weights", "documents")
     ),

@@ -19,10 +19,11 @@ metrics = pytest.importorskip("sklearn.metrics", reason="to compare with")
 NUM_HELD_OUT = 50  # no batch size here divides it
 NUM_CLASSES = {"bert_classifier": 7, "bert_tagger": 4}
 SIZES = {"num_layers": 2, "model_dim": 16, "num_heads": 2, "mlp_dim": 16}
-LAYOUTS = {  # data, tensor, stage, microbatches
-    "one": (1, 1, 1, 1),
-    "dp2_tp2": (2, 2, 1, 1),
-    "tp2_pp2": (1, 2, 2, 3),
+LAYOUTS = {  # data, tensor, stage, context, microbatches
+    "one": (1, 1, 1, 1, 1),
+    "dp2_tp2": (2, 2, 1, 1, 1),
+    "tp2_pp2": (1, 2, 2, 1, 3),
+    "cp2": (1, 1, 1, 2, 1),
 }
 
 
@@ -62,7 +63,7 @@ def open_job(folder):
 
     @functools.cache
     def open_job(name, size, layout="one"):
-        data, tensor, stage, num_microbatches = LAYOUTS[layout]
+        data, tensor, stage, context, num_microbatches = LAYOUTS[layout]
         values = {
             "model": {
                 "name": name,
@@ -84,9 +85,10 @@ def open_job(folder):
                 "data_parallel_size": data,
                 "tensor_parallel_size": tensor,
                 "pipeline_parallel_size": stage,
+                "context_parallel_size": context,
             },
         }
-        devices = DeviceCount(num_devices=data * tensor * stage)
+        devices = DeviceCount(num_devices=data * tensor * stage * context)
         config = resolve.resolve(values, {}, devices)
         return job.build(config, distributed.create_mesh(config.dist, devices))
 
@@ -149,6 +151,8 @@ def scores_of(logits, labels):
         ("bert_classifier", 7, "one"),
         ("bert_classifier", 64, "one"),
         ("bert_classifier", 6, "dp2_tp2"),
+        ("bert_classifier", 7, "cp2"),
+        ("bert_tagger", 7, "cp2"),
         ("bert_tagger", 7, "one"),
         ("bert_tagger", 6, "tp2_pp2"),
     ],

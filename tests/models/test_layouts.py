@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, Mesh
 
-from launch import job, resolve, state, step
+from launch import distributed, job, resolve, state, step
+from launch.context_parallel import SEQUENCES
 from launch.resolve import DeviceCount
 from tests.models import cases
 from tests.models.cases import (
@@ -38,18 +38,19 @@ KEEP_GRADIENTS = optax.GradientTransformation(
     ),
 )
 DROPPING = dict(dropout_rate=0.1, attention_dropout_rate=0.1, stochastic_depth_rate=0.3)
-LAYOUTS = {  # data, tensor, stage
-    "one": (1, 1, 1),
-    "dp2_tp2_pp2": (2, 2, 2),
-    "dp4": (4, 1, 1),
-    "tp4": (1, 4, 1),
-    "pp4": (1, 1, 4),
+LAYOUTS = {  # data, tensor, stage, context
+    "one": (1, 1, 1, 1),
+    "dp2_tp2_pp2": (2, 2, 2, 1),
+    "dp4": (4, 1, 1, 1),
+    "tp4": (1, 4, 1, 1),
+    "pp4": (1, 1, 4, 1),
+    "dp2_cp2": (2, 1, 1, 2),
 }
 
 
 def build(name, layout, fields):
     """Returns what the step of a layout is built from."""
-    data, tensor, stage = LAYOUTS[layout]
+    data, tensor, stage, context = LAYOUTS[layout]
     model = dataclasses.asdict(cases.load(name).config) | fields
     values = {
         "model": {"name": name, **model},
@@ -59,16 +60,12 @@ def build(name, layout, fields):
             "data_parallel_size": data,
             "tensor_parallel_size": tensor,
             "pipeline_parallel_size": stage,
+            "context_parallel_size": context,
         },
     }
-    sizes = stage, data, tensor
-    num_devices = int(np.prod(sizes))
-    config = resolve.resolve(values, {}, DeviceCount(num_devices=num_devices))
-    mesh = Mesh(
-        np.array(jax.devices()[:num_devices]).reshape(sizes),
-        ("stage", "data", "tensor"),
-        axis_types=(AxisType.Auto,) * 3,
-    )
+    devices = DeviceCount(num_devices=data * tensor * stage * context)
+    config = resolve.resolve(values, {}, devices)
+    mesh = distributed.create_mesh(config.dist, devices)
     steps = job.build_steps(config, mesh)
     shardings = state.state_shardings(
         steps.model, KEEP_GRADIENTS, specs=steps.specs, mesh=mesh
@@ -116,6 +113,12 @@ def test_gradients_in_three_dimensions_are_those_of_one_device(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_gradients_of_other_layouts_are_those_of_one_device(name, layout):
     check(name, layout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_gradients_of_spread_sequences_are_those_of_one_device(name):
+    check(name, "dp2_cp2")
 
 
 @pytest.mark.slow
