@@ -32,7 +32,7 @@ def get_config() -> ml_collections.ConfigDict:
                 "short_fraction": 0.1,  # of the samples are shorter than seq_length
                 # GPT-2: documents in a row do not see each other
                 "separate_documents": True,
-                # Labelled texts and images: what is held out; none: a part of files
+                # What is held out, like files; none: a part of files
                 "validation_files": (),
                 "classes": None,  # names, by label; None: those in the data, in order
                 "label_smoothing": 0.0,  # share of the target that all classes have

@@ -5,12 +5,15 @@ communicated after the backward pass.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import optax
 from flax import nnx
 
+from launch.families import FAMILIES, batch_shapes
 from launch.run_config import RunConfig
 from models import MODELS, ModelFamily, lora
 from models.lora import LoraConfig
@@ -47,6 +50,32 @@ def freeze(
     return dataclasses.replace(
         model, is_trained=lambda path: lora.is_trained(path, config, heads)
     )
+
+
+def train_flops(config: RunConfig, model: StackedModel) -> int:
+    """Returns the model FLOPs of a training step, see `launch.flops`.
+
+    A product with a frozen matrix is differentiated by its other factor alone.
+    """
+    family = FAMILIES[config.model_name]
+    total = family.train_flops(config)
+    if not config.lora.is_on:
+        return total
+    num_tokens = config.train.global_batch_size * family.num_tokens(config)
+    for key_path, leaf in jax.tree_util.tree_leaves_with_path(model.block_shapes):
+        path = f"blocks/*/{'/'.join(key.key for key in key_path)}"
+        products = 2 * num_tokens * leaf.size * model.num_layers
+        if lora.is_adapter(path):
+            total += 3 * products
+        elif path.endswith("/kernel") and not model.is_trained(path):
+            total -= products
+    if "classifier" not in MODELS[config.model_name].heads:
+        # The output layer is the frozen table of tokens.
+        num_scored = math.prod(batch_shapes(config)["weights"].shape)
+        total -= (
+            2 * num_scored * config.model.padded_vocab_size * config.model.model_dim
+        )
+    return total
 
 
 def of_trained(

@@ -12,8 +12,8 @@ from launch.run_config import DataConfig
 from models.bert import BertConfig
 
 FIELDS = frozenset(
-    "files tokenizer cache_dir seq_length validation_fraction masked_fraction masking"
-    " short_fraction num_workers".split()
+    "files validation_files tokenizer cache_dir seq_length validation_fraction"
+    " masked_fraction masking short_fraction num_workers".split()
 )
 
 
@@ -42,18 +42,28 @@ def open_splits(data: DataConfig, model: BertConfig, seed: int) -> Splits:
         )
     store = token_store.tokenize(text, tokens, cache_dir)
     vocabulary = tokenizer.vocabulary(tokens)
+    held_from = store
+    if data.validation_files:
+        others = corpus.open_corpus(
+            data.validation_files, cache_dir, "data.validation_files"
+        )
+        held_from = token_store.tokenize(others, tokens, cache_dir)
+    stores = store, held_from
     documents = bert_samples.split_documents(
-        store, validation_fraction=data.validation_fraction, seed=seed
+        store,
+        validation_fraction=data.validation_fraction,
+        seed=seed,
+        held_from=held_from,
     )
-    _check_size(data, text.name, store, documents)
+    _check_size(data, text.name, stores, documents)
 
     def make_samples(split: int) -> BertSamples:
         length = recipe.seq_length - bert_samples.NUM_SPECIAL
         return BertSamples(
             recipe=recipe,
-            store=store,
+            store=stores[split],
             vocabulary=vocabulary,
-            spans=bert_samples.cut_spans(store, documents[split], length),
+            spans=bert_samples.cut_spans(stores[split], documents[split], length),
             seed=2 * seed + split,
         )
 
@@ -62,7 +72,7 @@ def open_splits(data: DataConfig, model: BertConfig, seed: int) -> Splits:
     return Splits(
         train=train,
         validation=validation,
-        fingerprint=store.fingerprint,
+        fingerprint=token_store.fingerprint(store, held_from),
         tokenizer=tokens,
         summary=(
             f"{text.name}: {len(documents[TRAIN]):,} documents to train on with"
@@ -92,12 +102,13 @@ def _recipe(data: DataConfig) -> Recipe:
 def _check_size(
     data: DataConfig,
     name: str,
-    store: TokenStore,
+    stores: tuple[TokenStore, TokenStore],
     splits: tuple[np.ndarray, np.ndarray],
 ) -> None:
     """Checks that each split makes at least a sample."""
     needs = data.seq_length - bert_samples.NUM_SPECIAL
-    for split, documents in zip(("training", "validation"), splits, strict=True):
+    names = "training", "validation"
+    for split, store, documents in zip(names, stores, splits, strict=True):
         if split == "validation" and data.validation_fraction == 0:
             continue
         num_tokens = bert_samples.count_tokens(store, documents)
@@ -108,6 +119,6 @@ def _check_size(
                 f" {len(documents)} of two sentences or more, {num_tokens} tokens. It"
                 f" needs two, and {needs} tokens for data.seq_length={data.seq_length}."
                 " Add text, put blank lines between documents, or change"
-                f" data.validation_fraction={data.validation_fraction} or"
-                " data.seq_length."
+                f" data.validation_fraction={data.validation_fraction},"
+                f" data.validation_files={data.validation_files} or data.seq_length."
             )

@@ -112,6 +112,7 @@ def broken_rules(config: RunConfig) -> Iterator[str]:
     family = FAMILIES[config.model_name]
     yield from _broken_split_rules(config, family.split_sizes(config.model))
     yield from family.broken_rules(config)
+    yield from _broken_held_out_rules(config.data)
     defaults = dataclasses.asdict(DataConfig())
     for name, value in dataclasses.asdict(config.data).items():
         unset = defaults[name]
@@ -135,6 +136,16 @@ def _broken_split_rules(config: RunConfig, sizes: Mapping[str, int]) -> Iterator
             )
 
 
+def _broken_held_out_rules(data: DataConfig) -> Iterator[str]:
+    if data.validation_files and (
+        data.validation_fraction != DataConfig().validation_fraction
+    ):
+        yield (
+            f"data.validation_fraction={data.validation_fraction} has no meaning beside"
+            f" data.validation_files={data.validation_files}. Leave one of them out."
+        )
+
+
 def _sequence_fits(config: RunConfig) -> Iterator[str]:
     if config.data.seq_length > config.model.max_len:
         yield (
@@ -146,13 +157,6 @@ def _sequence_fits(config: RunConfig) -> Iterator[str]:
 
 def _classes_fit(config: RunConfig) -> Iterator[str]:
     data, num_classes = config.data, config.model.num_classes
-    if data.validation_files and (
-        data.validation_fraction != DataConfig().validation_fraction
-    ):
-        yield (
-            f"data.validation_fraction={data.validation_fraction} has no meaning beside"
-            f" data.validation_files={data.validation_files}. Leave one of them out."
-        )
     if data.classes is not None and len(data.classes) > num_classes:
         yield (
             f"data.classes names {len(data.classes)} classes, more than"

@@ -3,15 +3,22 @@
 import jax
 
 from launch import input_pipeline
-from launch.data import byte_bpe, cache, packed_samples, token_store, whole_texts
+from launch.data import (
+    byte_bpe,
+    cache,
+    draws,
+    packed_samples,
+    token_store,
+    whole_texts,
+)
 from launch.data.packed_samples import PackedSamples
 from launch.input_pipeline import Splits
 from launch.run_config import DataConfig
 from models.gpt2 import Gpt2Config
 
 FIELDS = frozenset(
-    "files tokenizer cache_dir seq_length validation_fraction separate_documents"
-    " num_workers".split()
+    "files validation_files tokenizer cache_dir seq_length validation_fraction"
+    " separate_documents num_workers".split()
 )
 
 
@@ -37,25 +44,33 @@ def open_splits(data: DataConfig, model: Gpt2Config, seed: int) -> Splits:
     ids = tokens.get_vocab(with_added_tokens=True)
     num_tokens = max(ids.values()) + 1
     store = token_store.tokenize(texts, tokens, cache_dir)
-    documents = packed_samples.split(
-        store, validation_fraction=data.validation_fraction, seed=seed
+    held_from = store
+    if data.validation_files:
+        others = whole_texts.open_texts(
+            data.validation_files, cache_dir, "data.validation_files"
+        )
+        held_from = token_store.tokenize(others, tokens, cache_dir)
+    documents = token_store.split(
+        store, held_from, fraction=data.validation_fraction, seed=seed
     )
     train, validation = (
         PackedSamples.pack(
-            store,
-            part,
+            source,
+            draws.shuffle(part, seed=seed),
             seq_length=data.seq_length,
             end_of_text=ids[whole_texts.END_OF_TEXT],
             separates=data.separate_documents,
             is_whole=is_whole,
         )
-        for part, is_whole in zip(documents, (False, True), strict=True)
+        for source, part, is_whole in zip(
+            (store, held_from), documents, (False, True), strict=True
+        )
     )
     _check_size(data, texts.name, train, validation)
     return Splits(
         train=train,
         validation=validation,
-        fingerprint=store.fingerprint,
+        fingerprint=token_store.fingerprint(store, held_from),
         tokenizer=tokens,
         summary=(
             f"{texts.name}: {len(train.documents):,} documents to train on with"
@@ -88,5 +103,6 @@ def _check_size(
             f" {train.num_tokens} tokens. It needs {data.seq_length} for"
             f" data.seq_length={data.seq_length}. Add text: more files, JSON lines, or"
             f" {whole_texts.END_OF_TEXT!r} between documents; or change"
-            f" data.validation_fraction={data.validation_fraction} or data.seq_length."
+            f" data.validation_fraction={data.validation_fraction},"
+            f" data.validation_files={data.validation_files} or data.seq_length."
         )

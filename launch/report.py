@@ -45,10 +45,13 @@ def describe_program(job: Job, compiled: Any, seconds: float, peak: Peak) -> str
     """Returns a line on the compiled step: size of the model, memory, peak."""
     memory = compiled.memory_analysis()
     kept, temporary = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+    trained = job.num_trained
+    few = "" if trained == job.num_params else f", {trained:,} of them trained"
     return (
-        f"step: {job.num_params:,} parameters, compiled in {seconds:.1f} s, per device"
-        f" {format_bytes(kept)} of state and batch and {format_bytes(temporary)} of"
-        f" temporaries; peak {peak.flops_per_second / 1e12:.3g} TFLOP/s ({peak.source})"
+        f"step: {job.num_params:,} parameters{few}, compiled in {seconds:.1f} s, per"
+        f" device {format_bytes(kept)} of state and batch and"
+        f" {format_bytes(temporary)} of temporaries; peak"
+        f" {peak.flops_per_second / 1e12:.3g} TFLOP/s ({peak.source})"
     )
 
 

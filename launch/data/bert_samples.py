@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from launch.data import draws, masking
+from launch.data import draws, masking, token_store
 from launch.data.token_store import TokenStore
 from launch.data.tokenizer import Vocabulary
 
@@ -54,7 +54,11 @@ def shapes(recipe: Recipe, batch_size: int) -> dict[str, tuple[tuple[int, ...], 
 
 
 def split_documents(
-    store: TokenStore, *, validation_fraction: float, seed: int
+    store: TokenStore,
+    *,
+    validation_fraction: float,
+    seed: int,
+    held_from: TokenStore | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the documents to train on and those held out, int64 indices.
 
@@ -62,15 +66,18 @@ def split_documents(
     that none of them is trained on and held out.
 
     Args:
-        store: The tokenized corpus.
+        store: The corpus.
         validation_fraction: Of the documents, rounded up; 0 holds out none.
         seed: Decides which.
+        held_from: Whose documents are held out; None for a part of the corpus.
     """
-    documents = np.flatnonzero(np.diff(store.document_starts) > 1)
-    is_held_out = draws.is_held_out(
-        store.document_hashes[documents], fraction=validation_fraction, seed=seed
+    return token_store.split(
+        store,
+        held_from or store,
+        fraction=validation_fraction,
+        seed=seed,
+        min_sentences=2,
     )
-    return documents[~is_held_out], documents[is_held_out]
 
 
 def count_tokens(store: TokenStore, documents: np.ndarray) -> int:

@@ -61,7 +61,9 @@ class Corpus:
                 )
 
 
-def open_corpus(files: Sequence[str], cache_dir: pathlib.Path) -> Corpus:
+def open_corpus(
+    files: Sequence[str], cache_dir: pathlib.Path, field: str = "data.files"
+) -> Corpus:
     """Returns the corpus made of ``files``, without reading it as text yet.
 
     Args:
@@ -69,6 +71,7 @@ def open_corpus(files: Sequence[str], cache_dir: pathlib.Path) -> Corpus:
             None: the embedded corpus, `launch.data.python_docs`.
         cache_dir: Where the text of the embedded corpus is kept, and the digests of
             large files.
+        field: That the files are from, for messages.
 
     Raises:
         FileNotFoundError: If files are missing: all of them are named.
@@ -82,7 +85,7 @@ def open_corpus(files: Sequence[str], cache_dir: pathlib.Path) -> Corpus:
             files=(path,),
             fingerprint=text_files.fingerprint([path], cache_dir, reader=__file__),
         )
-    paths = text_files.expand(files)
+    paths = text_files.expand(files, field)
     return Corpus(
         name=text_files.describe(paths),
         files=tuple(paths),

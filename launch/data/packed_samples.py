@@ -11,7 +11,6 @@ from typing import Self
 
 import numpy as np
 
-from launch.data import draws
 from launch.data.token_store import TokenStore
 
 Batch = dict[str, np.ndarray]
@@ -127,19 +126,3 @@ def shapes(
     if separates:
         names["documents"] = np.int32
     return {name: ((B, L), dtype) for name, dtype in names.items()}
-
-
-def split(
-    store: TokenStore, *, validation_fraction: float, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the documents to train on and those held out, shuffled int64 indices.
-
-    Equal documents are on the same side, so that none is trained on and held out.
-    """
-    hashes = store.document_hashes
-    is_held_out = draws.is_held_out(hashes, fraction=validation_fraction, seed=seed)
-    train, validation = (
-        draws.shuffle(np.flatnonzero(is_part), seed=seed)
-        for is_part in (~is_held_out, is_held_out)
-    )
-    return train, validation

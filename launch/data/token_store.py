@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from launch.data import cache
+from launch.data import cache, draws
 
 Document = Sequence[str]
 
@@ -80,6 +80,45 @@ def open_store(path: pathlib.Path) -> TokenStore:
     arrays = {name: _map(path / f"{name}.npy") for name in _ARRAYS}
     facts = json.loads((path / _FACTS).read_text())
     return TokenStore(path=path, fingerprint=facts["fingerprint"], **arrays)
+
+
+def fingerprint(store: TokenStore, held_from: TokenStore) -> str:
+    """Returns a digest of both, that of the store if they are the same."""
+    if held_from is store:
+        return store.fingerprint
+    both = f"{store.fingerprint} {held_from.fingerprint}"
+    return hashlib.sha256(both.encode()).hexdigest()
+
+
+def split(
+    store: TokenStore,
+    held_from: TokenStore,
+    *,
+    fraction: float,
+    seed: int,
+    min_sentences: int = 1,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the documents to train on, and those held out, int64 indices.
+
+    Equal documents are on the same side, so that none is trained on and held out.
+
+    Args:
+        store: To train on.
+        held_from: Whose documents are held out, all of them; ``store`` itself to hold
+            out a part.
+        fraction: Of the documents to hold out, if a part is, rounded up.
+        seed: Decides which.
+        min_sentences: Documents of fewer are in neither.
+    """
+    documents, others = (
+        np.flatnonzero(np.diff(one.document_starts) >= min_sentences)
+        for one in (store, held_from)
+    )
+    hashes = store.document_hashes[documents]
+    if held_from is store:
+        is_held_out = draws.is_held_out(hashes, fraction=fraction, seed=seed)
+        return documents[~is_held_out], documents[is_held_out]
+    return documents[~np.isin(hashes, held_from.document_hashes)], others
 
 
 def tokenize(

@@ -49,20 +49,23 @@ class WholeTexts:
                 )
 
 
-def open_texts(files: Sequence[str], cache_dir: pathlib.Path) -> WholeTexts:
+def open_texts(
+    files: Sequence[str], cache_dir: pathlib.Path, field: str = "data.files"
+) -> WholeTexts:
     """Returns the corpus made of ``files``, without reading it as text yet.
 
     Args:
         files: Paths or patterns, see `text_files.expand`. None: the source of Python's
             standard library.
         cache_dir: Where the digests of large files are kept.
+        field: That the files are from, for messages.
 
     Raises:
         FileNotFoundError: If files are missing: all of them are named.
         ValueError: If files are empty, or folders, or cannot be read.
     """
     if files:
-        paths = text_files.expand(files)
+        paths = text_files.expand(files, field)
         name = text_files.describe(paths)
     else:
         sources = python_docs.source_files()

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from launch import job, resolve, state, step
+from launch import adapters, job, resolve, state, step
 from launch.resolve import ConfigError, DeviceCount
 from models.stacked import path_of
 from tests import hlo
@@ -22,12 +22,24 @@ FIELDS = {
 NUM_STEPS = 3
 
 
-def case_of(**sizes):
-    return Case(**sizes, fields=tuple(FIELDS.items()))
+def case_of(zero=0, **sizes):
+    fields = FIELDS | {"zero.stage": zero, "zero.min_size": 1}
+    return Case(**sizes, fields=tuple(fields.items()))
 
 
 ONE = case_of()
-LAYOUTS = [case_of(data=2, tensor=2), case_of(tensor=2, stage=2)]
+LAYOUTS = [
+    case_of(data=2, tensor=2),
+    case_of(tensor=2, stage=2),
+    case_of(data=2, zero=2),
+    case_of(data=2, zero=3),
+]
+
+
+def name_of(case):
+    return (
+        f"{case.data}x{case.tensor}x{case.stage}-zero{dict(case.fields)['zero.stage']}"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +131,7 @@ def test_optimizer_holds_nothing_of_what_is_frozen():
     assert sorted(held) == sorted(sizes * 2)  # the two moments of Adam
 
 
-@pytest.mark.parametrize("case", LAYOUTS, ids=str)
+@pytest.mark.parametrize("case", LAYOUTS, ids=name_of)
 def test_layout_makes_no_difference(case):
     expected, found = train(ONE), train(case)
 
@@ -164,3 +176,26 @@ def test_patterns_that_fit_nothing_are_errors_of_the_config():
     message = str(failure.value)
     assert "lora.targets: 'blocks/*/mlp/wide' matches no layer. Linear" in message
     assert "lora.train_also: 'classifier/*' matches no parameter. Heads" in message
+
+
+def test_flops_of_frozen_weights_are_not_counted():
+    """Of GPT-2's products with weights, one of the two backward ones is left."""
+    sizes = {"num_layers": 2, "model_dim": 8, "mlp_dim": 16, "num_heads": 2}
+    fields = {f"model.{name}": str(size) for name, size in sizes.items()}
+    fields |= {"model.name": "gpt2", "model.vocab_size": "100", "model.max_len": "16"}
+    fields |= {"data.seq_length": "16", "train.global_batch_size": "4"}
+
+    def flops_of(**lora):
+        given = fields | {f"lora.{name}": value for name, value in lora.items()}
+        config = resolve.resolve({}, given, DeviceCount(num_devices=1))
+        steps = job.build_steps(config, ONE.mesh)
+        return adapters.train_flops(config, steps.model)
+
+    kernels = 2 * (3 * 8 * 8 + 8 * 8 + 2 * 8 * 16)
+    added = 2 * (8 * 2 + 2 * 16)  # the adapters of mlp/up, of rank 2
+    frozen = kernels + 8 * 128  # the padded vocabulary
+    num_tokens = 4 * 16
+
+    found = flops_of(rank="2", targets="blocks/*/mlp/up")
+
+    assert found == flops_of() + 2 * num_tokens * (3 * added - frozen)
