@@ -93,6 +93,11 @@ def copies(text):
     ]
 
 
+def computation(text, name):
+    """The lines of a computation, in the order in which they run if scheduled."""
+    return _split(text)[0][name]
+
+
 def parse_groups(line):
     """The groups of an instruction, expanded, in whatever form they are written."""
     if match := re.search(r"source_target_pairs=(\{.*?\}\}|\{\})", line):
@@ -164,7 +169,7 @@ def _lines(computations, name, *, loops, conditionals):
 
 def _result_shapes(result, name, start):
     shapes = tuple(_SHAPE.findall(result))
-    if start and name == "all-gather":  # (operands, results)
+    if start and name in ("all-gather", "reduce-scatter"):  # (operands, results)
         return shapes[len(shapes) // 2 :]
     if start and name == "collective-permute":  # (operand, result, ...)
         return shapes[1:2]

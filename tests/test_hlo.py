@@ -85,3 +85,11 @@ def test_collectives_of_a_program_with_loop_and_branches(devices):
     sizes = {c.name: c.num_bytes for c in hlo.collectives(text)}
     assert sizes["all-gather"] == 2 * 4 * 4
     assert sizes["collective-permute"] == 4 * 4
+
+
+def test_asynchronous_collectives_count_results_alone():
+    program = """ENTRY main (p: f32[8]) -> f32[2] {
+  %rs = ((f32[8]{0}), (f32[2]{0})) reduce-scatter-start(%p), replica_groups={{0,1}}
+  %ag = (f32[2]{0}, f32[8]{0}) all-gather-start(%q), replica_groups={{0,1}}
+}"""
+    assert [c.num_bytes for c in hlo.collectives(program)] == [8, 32]
