@@ -27,6 +27,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from launch import ring_attention
 from launch.block_attention import BLOCKS
+from launch.passing import GATHER, PASS_ON
 from launch.ring import Ring, num_parts
 from launch.run_config import RunConfig
 from models import packing, weight_dropout
@@ -216,17 +217,25 @@ class Context:
         return jnp.pad(x_BN, ((0, 0), (0, more)))
 
 
-def build(config: RunConfig, region: ManualRegion) -> Context | None:
-    """Returns how a run spreads its sequences; None if it does not."""
+def build(config: RunConfig, region: ManualRegion, attention: str) -> Context | None:
+    """Returns how a run spreads its sequences; None if it does not.
+
+    Args:
+        config: Of the run.
+        region: Of the run.
+        attention: Name of the implementation, from `launch.attention.choose`.
+    """
     size = config.dist.context_parallel_size
     if size == 1:
         return None
-    has_tensor = config.dist.tensor_parallel_size > 1
+    dist = config.dist
     ring = Ring(
         axis_name=AXIS,
         size=size,
-        blocks=BLOCKS[config.model.attention],
-        head_axis="tensor" if has_tensor else None,
+        blocks=BLOCKS[attention],
+        # Stages attend at different times.
+        passing=GATHER if dist.pipeline_parallel_size > 1 else PASS_ON,
+        head_axis="tensor" if dist.tensor_parallel_size > 1 else None,
     )
     return Context(region=region, ring=ring, sequences=SEQUENCES[config.model_name])
 

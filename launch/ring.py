@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from launch.block_attention import PLAIN, BlockAttention
+from launch.passing import PASS_ON, Passing
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,7 @@ class Ring:
         axis_name: The axis.
         size: Its devices, two or more.
         blocks: How a pair of parts is computed.
+        passing: How keys and values get from rank to rank.
         head_axis: An axis left to XLA, over which heads are split; None if there is
             none.
     """
@@ -30,6 +31,7 @@ class Ring:
     axis_name: str
     size: int
     blocks: BlockAttention = PLAIN
+    passing: Passing = PASS_ON
     head_axis: str | None = None
 
     def part_order(self, *, is_causal: bool) -> list[int]:
@@ -46,16 +48,6 @@ class Ring:
     def part(self, rank: Any, number: Any) -> Any:
         """Returns which part of the sequence is a rank's first (0) or second (1)."""
         return rank + number * (2 * self.size - 1 - 2 * rank)
-
-    def pass_on(self, tree: Any) -> Any:
-        """Returns what the rank before this one has.
-
-        Communication: a collective-permute of each array.
-        """
-        to_next = [(rank, (rank + 1) % self.size) for rank in range(self.size)]
-        return jax.tree.map(
-            lambda x: jax.lax.ppermute(x, self.axis_name, to_next), tree
-        )
 
     def per_heads(self, run: Callable, arguments: Sequence, *, num_whole: int) -> Any:
         """Returns what a function returns, run for the heads of each device alone.
@@ -76,25 +68,6 @@ class Ring:
             in_specs=tuple(in_specs),
             out_specs=heads,
         )(*arguments)
-
-    def go_around(self, held: Any, start: Callable, step: Callable) -> Any:
-        """Returns what has become of a state when this rank has seen all that is held.
-
-        Args:
-            held: By this rank, to be passed on.
-            start: ``start(held) -> state``, with this rank's own.
-            step: ``step(held, state, number) -> state``, for the ``number``-th arrival.
-        """
-
-        def arrive(carry: tuple, number: jax.Array) -> tuple[tuple, None]:
-            held, state = carry
-            # Sent before the work on it, and not waited for.
-            arriving = self.pass_on(held)
-            return (arriving, step(held, state, number)), None
-
-        carry = self.pass_on(held), start(held)
-        carry, _ = jax.lax.scan(arrive, carry, jnp.arange(1, self.size - 1))
-        return step(*carry, self.size - 1)
 
 
 def num_parts(*, is_causal: bool) -> int:

@@ -18,7 +18,7 @@ from a rank before this one  (early, early), (late, early)
 from a rank after this one   (late, early), (late, late)
 ===========================  ==========================================================
 
-Keys and values are sent before the work on them begins, so that both happen at once.
+How keys and values get from rank to rank is in `launch.passing`.
 """
 
 import dataclasses
@@ -133,7 +133,8 @@ def _go_forward(
             found = _put(found, merged, pair.queries)
         return found
 
-    means, lse = ring.go_around(work.held(k, v), start, step)
+    held = work.held(k, v)
+    means, lse = ring.passing.forward(ring.axis_name, ring.size, held, start, step)
     return _join(means).astype(v.dtype), _join(lse)
 
 
@@ -173,17 +174,16 @@ def _go_backward(  # noqa: PLR0913 - one parameter per tensor
             by_key[pair.keys] = _add(by_key.get(pair.keys), of_key)
         return _stack(by_query), _stack(by_key)
 
-    def step(held: _Held, grads: tuple, number: Index) -> tuple:
-        # Gradients of keys travel with them: these are of the keys that are here now.
-        grad_q, grad_keys = grads[0], ring.pass_on(grads[1])
+    def step(held: _Held, grad_q: Any, grad_keys: Any, number: Index) -> tuple:
         for pair in work.pairs(number):
             of_query, of_key = run(held, pair, number)
             grad_q = _add_at(grad_q, of_query, pair.queries)
             grad_keys = _add_at(grad_keys, of_key, pair.keys)
         return grad_q, grad_keys
 
-    grad_q, grad_keys = ring.go_around(work.held(k, v), start, step)
-    grads = (grad_q, *ring.pass_on(grad_keys))
+    held, backward = work.held(k, v), ring.passing.backward
+    grad_q, grad_keys = backward(ring.axis_name, ring.size, held, start, step)
+    grads = (grad_q, *grad_keys)
     typed = [_join(g).astype(x.dtype) for g, x in zip(grads, (q, k, v), strict=True)]
     return tuple(typed)
 
