@@ -23,7 +23,11 @@ from launch.checkpoint import Checkpointer, CheckpointError
 from launch.resolve import DeviceCount
 from launch.run_config import RunConfig
 from models import convert, lora, published_config
-from models.published_files import PublishedFiles, open_published
+from models.published_files import (
+    PublishedFiles,
+    open_published,
+    read_preprocessor,
+)
 from models.stacked import Params
 
 # The saved form is the same on every layout, so one device does.
@@ -236,6 +240,9 @@ def _config_of(files: PublishedFiles, path: str | None) -> RunConfig:
         data["seq_length"] = min(128, model.max_len)
     if name in published_config.CLASSIFIERS and data.get("classes") is None:
         data["classes"] = published_config.class_names(files.config)
+    if name == "vit":
+        given = read_preprocessor(files.directory)
+        data = published_config.pixel_statistics(given) | data
     return resolve.resolve({**values, "data": data}, {}, ONE_DEVICE)
 
 

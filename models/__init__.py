@@ -9,7 +9,9 @@ positions. A training model has this form, whatever its family:
 - ``embed(batch, keys_B)``: what comes before the blocks;
 - ``attention_mask(batch)``: what every block sees besides its input, no parameters;
 - ``losses(x_BLD, batch)``: what comes after them, *sums* over the batch by name;
-- ``counts(batch)``: what each of these sums is to be divided by, no parameters.
+- ``counts(batch)``: what each of these sums is to be divided by, no parameters;
+- ``tallies(x_BLD, batch)``, of models that tell classes apart: further sums, which
+  evaluation alone adds up.
 
 ``keys_B`` is one PRNG key per sample, or None to switch dropout off: a mask
 depends on the sample, never on how samples are grouped or placed.

@@ -212,6 +212,28 @@ def class_names(values: Values) -> tuple[str, ...] | None:
     return None if labels == _unnamed(len(labels)) else labels
 
 
+def pixel_statistics(values: Values) -> dict[str, tuple[float, ...]]:
+    """Returns by what pixels from 0 to 1 are normalized, {} if that is not given.
+
+    Args:
+        values: Of ``preprocessor_config.json``.
+
+    Example:
+        >>> pixel_statistics({"image_mean": [0.5, 0.4, 0.4], "image_std": [0.2] * 3})
+        {'pixel_mean': (0.5, 0.4, 0.4), 'pixel_std': (0.2, 0.2, 0.2)}
+        >>> pixel_statistics({"do_normalize": False})
+        {'pixel_mean': (0.0,), 'pixel_std': (1.0,)}
+    """
+    if not values.get("do_normalize", True):
+        return {"pixel_mean": (0.0,), "pixel_std": (1.0,)}
+    names = {"pixel_mean": "image_mean", "pixel_std": "image_std"}
+    return {
+        ours: tuple(map(float, values[theirs]))
+        for ours, theirs in names.items()
+        if theirs in values
+    }
+
+
 def to_published(
     name: str, config: Any, classes: Sequence[str] | None = None
 ) -> dict[str, Any]:

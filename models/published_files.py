@@ -12,6 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 CONFIG_FILE = "config.json"
+PREPROCESSOR_FILE = "preprocessor_config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 TORCH_FILE = "pytorch_model.bin"
@@ -73,6 +74,16 @@ def open_published(directory: str) -> PublishedFiles:
         is_torch = file.suffix == ".bin"
         tensors |= _torch_tensors(file) if is_torch else _safetensors(file)
     return PublishedFiles(path, _read_json(path / CONFIG_FILE), tensors)
+
+
+def read_preprocessor(directory: pathlib.Path) -> dict[str, Any]:
+    """Returns how images are prepared for a model, {} if its checkpoint does not say.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    path = directory / PREPROCESSOR_FILE
+    return _read_json(path) if path.is_file() else {}
 
 
 def _weight_files(path: pathlib.Path) -> list[pathlib.Path]:

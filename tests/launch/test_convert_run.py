@@ -84,6 +84,21 @@ def test_new_head_is_made_only_if_missing_ones_are_allowed(published, tmp_path, 
     assert np.std(found["cls.predictions.transform.dense.weight"]) > 0.01
 
 
+def test_images_are_normalized_as_the_checkpoint_says(tmp_path):
+    golden = cases.load("vit").golden
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(golden.config))
+    save_file(golden.weights, tmp_path / "hf" / "model.safetensors", {"format": "pt"})
+    said = {"image_mean": [0.4, 0.5, 0.5], "image_std": [0.2, 0.2, 0.3]}
+    (tmp_path / "hf" / "preprocessor_config.json").write_text(json.dumps(said))
+
+    assert convert.main([*TO_SBP, str(tmp_path / "hf"), str(tmp_path / "run")]) == 0
+
+    data = resolve.load(str(tmp_path / "run" / "config.yaml"))["data"]
+    assert data["pixel_mean"] == said["image_mean"]
+    assert data["pixel_std"] == said["image_std"]
+
+
 @pytest.mark.parametrize("name", published_config.CLASSIFIERS)
 def test_names_of_classes_go_there_and_back(name, tmp_path):
     golden = cases.load(name).golden
