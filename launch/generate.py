@@ -133,7 +133,7 @@ def continue_texts(
         ValueError: If the model does not continue texts or has no tokenizer, or the
             options break rules.
     """
-    generation.check_family(trained)
+    generation.check_family(trained.config.model_name)
     if trained.tokenizer is None:
         raise ValueError(
             f"'{options.workdir}' has no tokenizer. Copy the model's"

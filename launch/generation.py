@@ -169,21 +169,21 @@ def build(
         ValueError: If the model does not continue texts, or the config breaks rules;
             all of them are listed.
     """
-    check_family(trained)
+    check_family(trained.config.model_name)
     _raise([*config.broken_rules(), *_broken_model_rules(config, trained)])
     program = build_program(trained, config)
     return Generator(trained=trained, config=config, table=table_SV, program=program)
 
 
-def check_family(trained: Trained) -> None:
+def check_family(model_name: str) -> None:
     """Checks that a model continues texts.
 
     Raises:
         ValueError: If it does not.
     """
-    if trained.config.model_name not in FAMILIES:
+    if model_name not in FAMILIES:
         raise ValueError(
-            f"model.name={trained.config.model_name!r} does not continue texts. Use the"
+            f"model.name={model_name!r} does not continue texts. Use the"
             f" workdir of a {' or '.join(FAMILIES)}."
         )
 

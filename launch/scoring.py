@@ -110,7 +110,7 @@ def build(trained: Trained, *, global_batch_size: int = 16) -> Scorer:
         ValueError: If the model is none of the next token, or the batch size does not
             divide by the data-parallel size.
     """
-    generation.check_family(trained)
+    generation.check_family(trained.config.model_name)
     if global_batch_size < 1 or global_batch_size % trained.data_parallel_size:
         raise ValueError(
             f"global_batch_size={global_batch_size} is not a positive multiple of"
