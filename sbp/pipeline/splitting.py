@@ -39,6 +39,7 @@ CHEAP = (
     "pvary",
     "reshape",
     "squeeze",
+    "stop_gradient",
     "transpose",
 )
 PRODUCTS = ("conv_general_dilated", "dot_general", "ragged_dot_general")

@@ -141,3 +141,18 @@ def test_products_inside_a_loop_that_both_need_stay_together():
     expected = backward(given, passing)
     assert jnp.array_equal(first, expected[0])
     assert jnp.array_equal(later, expected[1])
+
+
+def test_frozen_weights_are_not_kept():
+    (weights, scale), (x, _) = make_arguments()
+
+    def forward(given, x):
+        weights, scale = given
+        frozen = jax.lax.stop_gradient(weights)
+        y, vjp = jax.vjp(lambda x: layer(frozen, x, scale), x)
+        return y, jax.tree.leaves(vjp)
+
+    _, kept = Split(forward).first((weights, scale), x)
+
+    assert kept
+    assert all(leaf.shape[0] == B for leaf in kept)
