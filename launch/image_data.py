@@ -1,5 +1,7 @@
 """ViT's data: folders of images, or handwritten digits, to normalized batches."""
 
+import pathlib
+
 import jax
 import numpy as np
 
@@ -32,18 +34,8 @@ def open_splits(data: DataConfig, model: VitConfig, seed: int) -> Splits:
             or the cache cannot be written.
     """
     cache_dir = cache.directory(data.cache_dir)
-    found: images.AbstractImages
-    if data.files:
-        found = images.open_folders(
-            data.files,
-            cache_dir,
-            classes=data.classes,
-            skip_broken=data.skip_broken,
-        )
-    else:
-        found = images.load_digits(data.classes)
+    found = held_from = _open_images(data, cache_dir)
     classes.check(found.classes, name=found.name, num_classes=model.num_classes)
-    held_from = found
     if data.validation_files:
         held_from = images.open_folders(
             data.validation_files,
@@ -109,6 +101,15 @@ def make_recipe(data: DataConfig, model: VitConfig) -> Recipe:
         mixup_alpha=data.mixup_alpha,
         cutmix_alpha=data.cutmix_alpha,
         label_smoothing=data.label_smoothing,
+    )
+
+
+def _open_images(data: DataConfig, cache_dir: pathlib.Path) -> images.AbstractImages:
+    """Returns all images, those to be held out too unless they have their folders."""
+    if not data.files:
+        return images.load_digits(data.classes)
+    return images.open_folders(
+        data.files, cache_dir, classes=data.classes, skip_broken=data.skip_broken
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
+import tokenizers
 
 from launch import input_pipeline
 from launch.data import (
@@ -80,7 +81,7 @@ class _Opened:
     stores: tuple[LabelledTokens, LabelledTokens]
     indices: tuple[np.ndarray, np.ndarray]
     vocabulary: Vocabulary
-    tokenizer: tokenizer.tokenizers.Tokenizer
+    tokenizer: tokenizers.Tokenizer
     classes: tuple[str, ...]
 
 

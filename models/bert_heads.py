@@ -1,7 +1,8 @@
 """BERT with the heads it is fine-tuned with: a class of a text, or of each token.
 
 Embeddings, blocks and pooler are those of `models.bert`, under the same paths, so the
-parameters of a pre-trained BERT are theirs too (arXiv:1810.04805, section 4 and 5.3).
+parameters of a pre-trained BERT are theirs too (arXiv:1810.04805, sections 4 and 5.3).
+Dropout is that of the encoder alone: there is none between it and the head.
 """
 
 import dataclasses
