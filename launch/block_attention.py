@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from models.blocked_attention import attention_backward, attention_forward
 from models.masks import AttentionMask
 from models.weight_dropout import WeightDropout
+from sbp._compat import cudnn_attention_backward, cudnn_attention_forward
 
 Means = tuple[jax.Array, jax.Array]
 Gradients = tuple[jax.Array, jax.Array, jax.Array]
@@ -82,6 +83,62 @@ def plain_backward(
     return grad_q_BLHK, grad_k_BTHK, grad_v_BTHK
 
 
+def cudnn_forward(
+    q_BLHK: jax.Array,
+    k_BTHK: jax.Array,
+    v_BTHK: jax.Array,
+    mask: AttentionMask,
+    dropout: WeightDropout | None = None,
+) -> Means:
+    """Returns what `attention_forward` does, by cuDNN; it drops no weights."""
+    assert dropout is None, "the rules of attention='cudnn' exclude dropout"
+    means_BLHK, lse_BHL = cudnn_attention_forward(
+        q_BLHK,
+        k_BTHK,
+        v_BTHK,
+        _bias(q_BLHK, k_BTHK, mask),
+        is_causal=mask.is_causal,
+    )
+    return means_BLHK, lse_BHL.swapaxes(1, 2)
+
+
+def cudnn_backward(
+    q_BLHK: jax.Array,
+    k_BTHK: jax.Array,
+    v_BTHK: jax.Array,
+    mask: AttentionMask,
+    dropout: WeightDropout | None = None,
+    *,
+    out_BLHK: jax.Array,
+    lse_BLH: jax.Array,
+    grad_BLHK: jax.Array,
+) -> Gradients:
+    """Returns what `attention_backward` does, by cuDNN."""
+    assert dropout is None, "the rules of attention='cudnn' exclude dropout"
+    return cudnn_attention_backward(
+        q_BLHK,
+        k_BTHK,
+        v_BTHK,
+        _bias(q_BLHK, k_BTHK, mask),
+        lse=lse_BLH.swapaxes(1, 2),
+        out=out_BLHK,
+        grad=grad_BLHK,
+        is_causal=mask.is_causal,
+    )
+
+
+def _bias(
+    q_BLHK: jax.Array, k_BTHK: jax.Array, mask: AttentionMask
+) -> jax.Array | None:
+    """Returns what hides keys when it is added to scores, but for the causal rule."""
+    others = dataclasses.replace(mask, is_causal=False)
+    visible = others.dense(q_BLHK.shape[1], k_BTHK.shape[1])
+    if visible is None:
+        return None
+    lowest = jnp.asarray(jnp.finfo(q_BLHK.dtype).min / 2, q_BLHK.dtype)
+    return jnp.where(visible, jnp.zeros((), q_BLHK.dtype), lowest)
+
+
 def _weights(
     q_BLHK: jax.Array, k_BTHK: jax.Array, mask: AttentionMask
 ) -> tuple[jax.Array, jax.Array]:
@@ -122,4 +179,9 @@ def _scale(q_BLHK: jax.Array) -> float:
 
 PLAIN = BlockAttention(forward=plain_forward, backward=plain_backward)
 BLOCKED = BlockAttention(forward=attention_forward, backward=attention_backward)
-BLOCKS: Mapping[str, BlockAttention] = {"plain": PLAIN, "blocked": BLOCKED}
+CUDNN = BlockAttention(forward=cudnn_forward, backward=cudnn_backward)
+BLOCKS: Mapping[str, BlockAttention] = {
+    "plain": PLAIN,
+    "blocked": BLOCKED,
+    "cudnn": CUDNN,
+}

@@ -31,7 +31,8 @@ from launch.passing import GATHER, PASS_ON
 from launch.ring import Ring, num_parts
 from launch.run_config import RunConfig
 from models import packing, weight_dropout
-from models.bert import MaskedLmHead
+from models.bert import Embeddings, MaskedLmHead
+from models.gpt2 import Gpt2
 from models.masks import AttentionMask
 from models.stacked import Batch, StackedModel
 from sbp.pipeline.region import ManualRegion
@@ -114,12 +115,15 @@ class Context:
     def adapt(self, model: Any) -> None:
         """Has a model without its blocks work on this rank's tokens."""
         for _, module in list(nnx.iter_modules(model)):
-            if isinstance(module, MaskedLmHead):
-                module.take = self.take
+            match module:
+                case MaskedLmHead():
+                    module.take = self.take
+                case Embeddings() | Gpt2():
+                    module.drop = self.drop
 
     def adapt_block(self, block: Any) -> None:
         """Has a block attend to the tokens of all ranks."""
-        block.attention.core = self.attend
+        block.attention.core, block.drop = self.attend, self.drop
 
     def attend(
         self,
@@ -142,16 +146,16 @@ class Context:
         return ring_attention.attend(self.ring, q_BLHK, k_BLHK, v_BLHK, mask, drops)
 
     def drop(
-        self, x_BLD: jax.Array, rate: float, keys_B: jax.Array | None, *, name: str = ""
+        self, x: jax.Array, rate: float, keys_B: jax.Array | None, *, name: str = ""
     ) -> jax.Array:
-        """Returns what `models.layers.dropout` leaves of this rank's tokens."""
+        """Returns what `models.layers.dropout` leaves of this rank's ``(B, L, D)``."""
         # The mask of a whole sample is a matrix, of which these are some rows.
-        length = self.ring.size * x_BLD.shape[1]
-        sizes = dict(num_queries=length, num_keys=x_BLD.shape[2])
+        length = self.ring.size * x.shape[1]
+        sizes = dict(num_queries=length, num_keys=x.shape[2])
         drops = weight_dropout.make(rate, keys_B, **sizes)
         if drops is None:
-            return x_BLD
-        shape = self._part_length(x_BLD), x_BLD.shape[2]
+            return x
+        shape = self._part_length(x), x.shape[2]
 
         def keep(words: jax.Array) -> jax.Array:
             places = [part * shape[0] for part in self._parts]
@@ -160,7 +164,7 @@ class Context:
 
         mask_BLD = jax.vmap(keep)(drops.words)
         mask_BLD = checkpoint_name(mask_BLD, name) if name else mask_BLD
-        return jnp.where(mask_BLD, x_BLD / (1 - rate), jnp.zeros_like(x_BLD))
+        return jnp.where(mask_BLD, x / (1 - rate), jnp.zeros_like(x))
 
     def take(self, x_BLD: jax.Array, positions_BN: jax.Array) -> jax.Array:
         """Returns this rank's share of the activations at positions of the sequence.
@@ -229,15 +233,30 @@ def build(config: RunConfig, region: ManualRegion, attention: str) -> Context | 
     if size == 1:
         return None
     dist = config.dist
+    # cuDNN is to be called where XLA has nothing left to split.
+    is_per_head = dist.tensor_parallel_size > 1 or attention == "cudnn"
     ring = Ring(
         axis_name=AXIS,
         size=size,
         blocks=BLOCKS[attention],
         # Stages attend at different times.
         passing=GATHER if dist.pipeline_parallel_size > 1 else PASS_ON,
-        head_axis="tensor" if dist.tensor_parallel_size > 1 else None,
+        head_axis="tensor" if is_per_head else None,
     )
     return Context(region=region, ring=ring, sequences=SEQUENCES[config.model_name])
+
+
+def part_length(config: RunConfig, length: int) -> int:
+    """Returns how many tokens attend, and are attended to, at once.
+
+    Args:
+        config: Of the run.
+        length: Tokens of a sample.
+    """
+    size = config.dist.context_parallel_size
+    if size == 1 or config.model_name not in SEQUENCES:
+        return length
+    return length // (size * _num_parts(config))
 
 
 def over_context(model: StackedModel, context: Context) -> StackedModel:
@@ -271,8 +290,7 @@ def broken_rules(config: RunConfig) -> Iterator[str]:
             " dist.data_parallel_size or dist.tensor_parallel_size instead."
         )
         return
-    length = config.data.seq_length
-    parts = num_parts(is_causal=SEQUENCES[config.model_name].is_causal)
+    length, parts = config.data.seq_length, _num_parts(config)
     if length % (parts * size):
         step = parts * size
         near = [n for n in (length // step * step, -(-length // step) * step) if n]
@@ -282,3 +300,7 @@ def broken_rules(config: RunConfig) -> Iterator[str]:
             f" data.seq_length={length} is not divisible by {step}. Use"
             f" {' or '.join(map(str, near))}, or another number of ranks."
         )
+
+
+def _num_parts(config: RunConfig) -> int:
+    return num_parts(is_causal=SEQUENCES[config.model_name].is_causal)

@@ -305,6 +305,6 @@ def build_steps(
 def attention_of(config: RunConfig, mesh: Mesh) -> str:
     """Returns the name of the implementation of attention that a run has."""
     length = families.FAMILIES[config.model_name].num_tokens(config)
-    length //= config.dist.context_parallel_size  # of what a device attends to at once
+    length = context_parallel.part_length(config, length)
     platform = mesh.devices.flat[0].platform
     return attention.choose(config.model, platform=platform, length=length)

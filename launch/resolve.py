@@ -274,6 +274,7 @@ def _broken_device_rules(config: RunConfig, devices: DeviceCount) -> Iterator[st
 def _broken_attention_rules(config: RunConfig, devices: DeviceCount) -> Iterator[str]:
     platform = "cpu" if devices.num_devices is None else devices.platform
     length = families.FAMILIES[config.model_name].num_tokens(config)
+    length = context_parallel.part_length(config, length)
     rules = attention.broken_rules(config.model, platform=platform, length=length)
     yield from (f"model.{rule}" for rule in rules)
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import config, core, distributed
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax._src.interpreters.batching import BatchTracer
 from jax._src.lax import lax
 from jax._src.mesh import empty_abstract_mesh, empty_concrete_mesh
@@ -234,6 +235,77 @@ def virtual_devices(target: str, sizes: tuple[int, int]) -> Sequence[jax.Device]
         platform="cuda", target_config=target, topology=f"{sizes[0]}x1x{sizes[1]}"
     )
     return topology.devices
+
+
+def cudnn_attention_forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, *, is_causal: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Returns means of values ``(B, L, H, K)``, logarithms of sums ``(B, H, L)``.
+
+    The latter are float32; the public function rounds them to the dtype of the values.
+
+    Args:
+        q: ``(B, L, H, K)``, as are keys and values; scores are scaled here.
+        k: Keys.
+        v: Values.
+        bias: Added to the scores, ``(B, 1, L, T)``; None for nothing.
+        is_causal: Whether a query sees no key of a higher position.
+    """
+    return cudnn.dot_product_attention(
+        q,
+        k,
+        v,
+        bias,
+        scale=q.shape[-1] ** -0.5,
+        mask_type=_cudnn_mask(is_causal),
+        return_residual=True,
+    )
+
+
+def cudnn_attention_backward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    bias: jax.Array | None,
+    *,
+    lse: jax.Array,
+    out: jax.Array,
+    grad: jax.Array,
+    is_causal: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the gradients of queries, keys and values.
+
+    Args:
+        q: See `cudnn_attention_forward`.
+        k: See there.
+        v: See there.
+        bias: See there.
+        lse: From there, float32 ``(B, H, L)``; may be over more keys than these.
+        out: From there, likewise.
+        grad: Gradient of ``out``.
+        is_causal: See there.
+    """
+    unused = jax.numpy.zeros(0, q.dtype)
+    given = unused if bias is None else bias
+    residuals = (q, k, v, given, *[unused] * 6, lse, out)
+    grads = cudnn._dot_product_attention_bwd_rule(
+        q.shape[-1] ** -0.5,
+        0,  # seed of dropout
+        0.0,
+        (bias is not None, False),
+        _cudnn_mask(is_causal),
+        cudnn.AttentionLayout.BTNH.value,
+        None,  # window
+        cudnn.check_cudnn_version(),
+        False,
+        residuals,
+        grad,
+    )
+    return grads[:3]
+
+
+def _cudnn_mask(is_causal: bool) -> cudnn.MaskType:
+    return cudnn.MaskType.CAUSAL if is_causal else cudnn.MaskType.NO_MASK
 
 
 _MESSAGE_BYTES = 1 << 16
