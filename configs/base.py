@@ -70,6 +70,9 @@ def get_config() -> ml_collections.ConfigDict:
                 "num_steps": 1000,
                 "global_batch_size": 32,
                 "num_microbatches": 1,  # of each data-parallel rank
+                # Or (size, increment, samples): begin with batches of this size, which
+                # grows to global_batch_size over so many samples
+                "rampup_batch_size": None,
                 "seed": 1234,
                 "log_every": 20,
             },

@@ -98,6 +98,7 @@ def build(config: RunConfig, *, rows: slice = slice(None)) -> InputPipeline:
         global_batch_size=config.train.global_batch_size,
         rows=rows,
         num_workers=config.data.num_workers,
+        sizes=config.batch_sizes,
     )
 
 

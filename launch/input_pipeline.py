@@ -16,6 +16,9 @@ import jax
 import numpy as np
 from absl import flags
 
+from launch import ramp_up
+from launch.ramp_up import BatchSizes
+
 Batch = dict[str, np.ndarray]
 Shapes = dict[str, tuple[tuple[int, ...], type]]
 
@@ -75,6 +78,7 @@ def build(
     global_batch_size: int,
     rows: slice = slice(None),
     num_workers: int = 0,
+    sizes: BatchSizes | None = None,
 ) -> "InputPipeline":
     """Returns the batches of a run.
 
@@ -84,6 +88,7 @@ def build(
         global_batch_size: Samples of a batch, over all processes.
         rows: The rows of each batch that this process loads.
         num_workers: Processes that make batches; 0 for threads of this one.
+        sizes: Of the batches to train on, if they grow to ``global_batch_size``.
 
     Raises:
         ValueError: If there are no such rows.
@@ -99,6 +104,7 @@ def build(
         global_batch_size=global_batch_size,
         rows=np.arange(global_batch_size)[rows],
         num_workers=num_workers,
+        sizes=sizes or ramp_up.build(None, global_batch_size),
     )
 
 
@@ -115,8 +121,10 @@ class InputPipeline:
         splits: What they are made of.
         seed: Of the order of the samples.
         global_batch_size: Samples of a batch, over all processes.
-        rows: The rows that this process loads, int64.
+        rows: The rows that this process loads, int64; of a smaller batch as large a
+            share.
         num_workers: Processes that make batches; 0 for threads of this one.
+        sizes: Of the batches to train on.
     """
 
     splits: Splits
@@ -124,6 +132,7 @@ class InputPipeline:
     global_batch_size: int
     rows: np.ndarray
     num_workers: int
+    sizes: BatchSizes
 
     def train_batches(self, start_step: int = 0) -> Generator[Batch, None, None]:
         """Yields this process's rows of the batches from ``start_step`` on, forever.
@@ -133,8 +142,8 @@ class InputPipeline:
         make = _TrainBatch(
             samples=self.splits.train,
             order=self._order(),
-            global_batch_size=self.global_batch_size,
-            rows=self.rows,
+            sizes=self.sizes,
+            share=(self.rows[0], self.rows[-1] + 1, self.global_batch_size),
         )
         steps = grain.MapDataset.range(start_step, sys.maxsize)
         return _iterate(steps.map(make), num_workers=self.num_workers)
@@ -165,7 +174,11 @@ class InputPipeline:
     @property
     def batch_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """The arrays of a global batch."""
-        return structs(self.splits.train.shapes(self.global_batch_size))
+        return self.shapes_of(self.global_batch_size)
+
+    def shapes_of(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the arrays of a batch of so many samples."""
+        return structs(self.splits.train.shapes(size))
 
     @property
     def tokenizer(self) -> Any:
@@ -199,15 +212,25 @@ class InputPipeline:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _TrainBatch:
-    """From the number of a step to its batch."""
+    """From the number of a step to its batch.
+
+    Attributes:
+        samples: Makes it.
+        order: The item of each sample.
+        sizes: Of the batches.
+        share: The rows of this process: begin, end, of how many.
+    """
 
     samples: AbstractSamples
     order: grain.MapDataset[int]
-    global_batch_size: int
-    rows: np.ndarray
+    sizes: BatchSizes
+    share: tuple[int, int, int]
 
     def __call__(self, step: int) -> Batch:
-        numbers_B = step * self.global_batch_size + self.rows
+        begin, end, whole = self.share
+        size = self.sizes.size_at(step)
+        rows_B = np.arange(begin * size // whole, end * size // whole)
+        numbers_B = self.sizes.samples_before(step) + rows_B
         items_B = np.array([self.order[number] for number in numbers_B.tolist()])
         return self.samples.make(items_B, numbers_B)
 

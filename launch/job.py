@@ -96,7 +96,7 @@ class Job:
             lambda leaf: jax.ShapeDtypeStruct(
                 leaf.shape, leaf.dtype, sharding=self._batch_sharding
             ),
-            self.data.batch_shapes,
+            self.data.shapes_of(self.config.train.global_batch_size),
         )
 
     def create_state(
@@ -145,7 +145,7 @@ class Job:
 
     def extra(self, step: int) -> dict[str, Any]:
         """Returns what a checkpoint holds besides the state."""
-        num_samples = step * self.config.train.global_batch_size
+        num_samples = self.config.batch_sizes.samples_before(step)
         return {"config": resolve.to_values(self.config), "num_samples": num_samples}
 
     def changes_since(self, extra: Mapping[str, Any]) -> list[str]:
@@ -159,6 +159,13 @@ class Job:
             for path, value in resolve.by_path(resolve.to_values(self.config)).items()
             if not path.startswith(("dist.", "zero.")) and saved.get(path) != value
         ]
+
+    def at_batch_size(self, size: int) -> "Job":
+        """Returns the run of steps of this size; only its programs are others."""
+        config = self.config.at_batch_size(size)
+        return dataclasses.replace(
+            self, config=config, steps=build_steps(config, self.mesh)
+        )
 
     def to_device(self, batch: dict[str, np.ndarray]) -> Batch:
         """Returns a global batch, of which this process gives its rows."""

@@ -7,8 +7,6 @@ is found, with its step, before anything of it is saved.
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,6 +15,7 @@ from launch import families, hardware
 from launch.checkpoint import Checkpointer
 from launch.job import Job
 from launch.metrics import MetricLogger, StepCost, StepTimer
+from launch.programs import Programs
 from launch.signals import StopRequest
 from launch.state import TrainState
 from launch.step import EvalStep, Metrics, objective
@@ -32,20 +31,18 @@ class Loop:
 
     Attributes:
         job: What is run.
-        train_step: The compiled step.
+        programs: The compiled steps.
         eval_step: The compiled evaluation step.
         checkpointer: Where to save.
         logger: Where to report.
-        cost: Of a step, for its rates.
         stop: Whether to stop early.
     """
 
     job: Job
-    train_step: Callable[..., Any]
+    programs: Programs
     eval_step: EvalStep
     checkpointer: Checkpointer
     logger: MetricLogger
-    cost: StepCost
     stop: StopRequest
 
     def run(self, state: TrainState) -> TrainState:
@@ -62,22 +59,26 @@ class Loop:
         config = self.job.config
         first = int(state.step)
         batches = self.job.data.train_batches(first)
+        program = self.programs.at(first + 1)
         timer, pending = StepTimer(), {}
         try:
             for step in range(first + 1, config.train.num_steps + 1):
-                batch = self.job.to_device(next(batches))
-                state, pending[step] = self.train_step(state, batch)
+                batch = program.job.to_device(next(batches))
+                state, pending[step] = program.run(state, batch)
                 self.logger.tick(step)
                 is_due = self._is_due(step)
                 # Several processes must agree, which takes a collective.
                 is_asked = is_due or jax.process_count() == 1
                 is_stopping = is_asked and self.stop.is_requested_anywhere()
                 if is_due or is_stopping:
-                    self._log(pending, timer)
+                    self._log(pending, timer, program.cost)
                     with timer.paused():
                         self._evaluate_and_save(state, step, is_stopping=is_stopping)
-                if is_stopping:
+                if is_stopping or step == config.train.num_steps:
                     break
+                if self.programs.is_last_of_its_size(step):
+                    with timer.paused():
+                        program = self.programs.at(step + 1)
         finally:
             batches.close()
         self.checkpointer.wait()
@@ -91,9 +92,13 @@ class Loop:
             config.checkpoint.every_steps,
         )
         is_edge = step in (1, config.train.num_steps)
+        # So that what is logged together was of one size.
+        is_edge |= self.programs.is_last_of_its_size(step)
         return is_edge or any(period and step % period == 0 for period in periods)
 
-    def _log(self, pending: dict[int, Metrics], timer: StepTimer) -> None:
+    def _log(
+        self, pending: dict[int, Metrics], timer: StepTimer, cost: StepCost
+    ) -> None:
         """Waits for the steps since the last call, checks them and reports the last."""
         num_steps = len(pending)
         seconds = timer.lap(num_steps, after=pending)
@@ -104,7 +109,10 @@ class Loop:
             if not is_finite and not metrics.get("is_skipped", False):
                 raise DivergenceError(self._describe_divergence(step, metrics))
         step, metrics = max(fetched.items())
-        self.logger.write(step, metrics | self.cost.rates(seconds) | _memory())
+        size = {}
+        if self.job.config.train.rampup_batch_size is not None:
+            size = {"global_batch_size": cost.num_samples}
+        self.logger.write(step, metrics | size | cost.rates(seconds) | _memory())
 
     def _evaluate_and_save(
         self, state: TrainState, step: int, *, is_stopping: bool

@@ -27,7 +27,7 @@ def broken_rules(config: RunConfig) -> Iterator[str]:
     if dist.pipeline_parallel_size == 1:
         return
     try:
-        _schedule(dist, dist.pipeline_schedule, config.train.num_microbatches)
+        _schedule(dist, dist.pipeline_schedule, _fewest_microbatches(config))
     except ValueError as error:
         yield f"dist: {error}"
     yield from _broken_vocabulary_rules(config)
@@ -103,6 +103,14 @@ def build(
         layer_indices=layer_indices,
         is_shared=dist.pipeline_vocabulary == "all_stages",
     )
+
+
+def _fewest_microbatches(config: RunConfig) -> int:
+    """Returns those of the first batch, if batches grow."""
+    train = config.train
+    if train.rampup_batch_size is None or list(config.broken_rules()):
+        return train.num_microbatches
+    return config.at_batch_size(train.rampup_batch_size[0]).train.num_microbatches
 
 
 def _schedule(dist: DistConfig, name: str, num_microbatches: int) -> pipeline.Schedule:

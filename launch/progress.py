@@ -21,6 +21,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "f1": "F1 {:.1%}".format,
     "learning_rate": "lr {:.2e}".format,
     "grad_norm": "grad norm {:.3g}".format,
+    "global_batch_size": "batch {:g}".format,
     "loss_scale": "loss scale {:g}".format,
     "skipped_steps": "{:g} skipped".format,
     "tokens_per_second": "{:,.0f} tokens/s".format,

@@ -196,7 +196,11 @@ def shorten(config: RunConfig) -> RunConfig:
     """
     ranks, parts = config.dist.data_parallel_size, config.train.num_microbatches
     train = dataclasses.replace(
-        config.train, num_steps=2, global_batch_size=ranks * parts, log_every=1
+        config.train,
+        num_steps=2,
+        global_batch_size=ranks * parts,
+        rampup_batch_size=None,
+        log_every=1,
     )
     optim = dataclasses.replace(config.optim, warmup_steps=0)
     evaluation = run_config.EvalConfig(every_steps=None, num_batches=1)

@@ -9,7 +9,9 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from launch import ramp_up
 from launch.precision import PrecisionConfig
+from launch.ramp_up import BatchSizes
 from models.lora import LoraConfig
 from models.remat import broken_rules as broken_remat_rules
 from models.rules import at_least, between, one_of
@@ -134,6 +136,7 @@ class TrainConfig:
     num_steps: int = 1000
     global_batch_size: int = 32
     num_microbatches: int = 1
+    rampup_batch_size: tuple[int, int, int] | None = None
     seed: int = 1234
     log_every: int = 20
 
@@ -297,6 +300,23 @@ class RunConfig:
         parts = self.dist.data_parallel_size * self.train.num_microbatches
         return self.train.global_batch_size // parts
 
+    @property
+    def batch_sizes(self) -> BatchSizes:
+        """The global batch size of each step."""
+        train = self.train
+        return ramp_up.build(train.rampup_batch_size, train.global_batch_size)
+
+    def at_batch_size(self, size: int) -> "RunConfig":
+        """Returns the config of steps of this size, with microbatches as here."""
+        parts = size // (self.dist.data_parallel_size * self.microbatch_size)
+        train = dataclasses.replace(
+            self.train,
+            global_batch_size=size,
+            num_microbatches=parts,
+            rampup_batch_size=None,
+        )
+        return dataclasses.replace(self, train=train)
+
     def broken_rules(self) -> Iterator[str]:
         """Yields one sentence per broken relation between sections.
 
@@ -334,4 +354,8 @@ class RunConfig:
                 f"train.global_batch_size={size} is not divisible by"
                 f" dist.data_parallel_size={ranks} x train.num_microbatches={parts}."
                 f" Use {remedy}" + (", or fewer microbatches." if parts > 1 else ".")
+            )
+        else:
+            yield from ramp_up.broken_rules(
+                self.train.rampup_batch_size, size, multiple=size // parts
             )

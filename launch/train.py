@@ -31,6 +31,7 @@ from launch import (
 )
 from launch.checkpoint import Checkpointer, CheckpointError
 from launch.metrics import MetricLogger
+from launch.programs import Programs
 from launch.signals import StopRequest
 from launch.state import TrainState
 
@@ -99,14 +100,14 @@ def train(
 ) -> int:
     """Compiles, trains, evaluates, draws the losses, and returns the exit code."""
     config, directory = built.config, pathlib.Path(options.workdir)
-    start = time.perf_counter()
-    train_step = built.compile_train_step()
-    seconds = time.perf_counter() - start
     peak = hardware.matmul_peak(list(built.mesh.devices.flat), config.model.dtype)
+    programs, first = Programs(built, peak), int(state.step)
+    start = time.perf_counter()
+    train_step = programs.at(first + 1).run
+    seconds = time.perf_counter() - start
     say(report.describe_program(built, train_step, seconds, peak))
     if options.dump_hlo:
         workdir.write_whole(directory / workdir.HLO_FILE, train_step.as_text())
-    first = int(state.step)
     with (
         StopRequest() as stop,
         MetricLogger(
@@ -115,11 +116,10 @@ def train(
     ):
         steps = loop.Loop(
             job=built,
-            train_step=train_step,
+            programs=programs,
             eval_step=built.compile_eval_step(),
             checkpointer=checkpointer,
             logger=logger,
-            cost=built.cost(peak),
             stop=stop,
         )
         state = steps.run(state)

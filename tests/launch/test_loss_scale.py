@@ -1,7 +1,6 @@
 """float16 with a scaled loss: the rule, the training step, whole runs."""
 
 import dataclasses
-import json
 import shutil
 
 import jax
@@ -9,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch import loss_scale, train
+from launch import loss_scale
 from launch.loss_scale import LossScaling
-from launch.metrics import read_metrics
 from launch.precision import PrecisionConfig
-from tests.launch import cases
+from tests.launch import cases, tiny_runs
 from tests.launch.cases import Case
 
 # Two good steps, then a scale at which float16 overflows, then the first scale again.
@@ -229,43 +227,8 @@ def test_scaled_gradients_are_those_of_single_precision(overflowed):
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory):
     """Runs the command line on a small text and returns the exit code."""
-    folder = tmp_path_factory.mktemp("corpus")
-    text = "def add(a, b):\n    return a + b\n\n\n" * 10
-    lines = [json.dumps({"text": f"# {n}\n{text}"}) for n in range(60)]
-    (folder / "text.jsonl").write_text("\n".join(lines))
-    fields = {
-        "model.num_layers": 2,
-        "model.num_heads": 2,
-        "model.model_dim": 16,
-        "model.mlp_dim": 32,
-        "model.vocab_size": 320,
-        "model.max_len": 32,
-        "model.dtype": "float16",
-        "data.seq_length": 32,
-        "data.files": folder / "text.jsonl",
-        "data.cache_dir": folder / "cache",
-        "dist.data_parallel_size": 8,
-        "optim.warmup_steps": 1,
-        "train.num_steps": 6,
-        "train.global_batch_size": 8,
-        "train.log_every": 1,
-        "checkpoint.every_steps": 2,
-        "eval.num_batches": 1,
-        **OVERFLOWING,
-    }
-
-    def run(workdir, *flags, **given):
-        overrides = [f"--config.{k}={v}" for k, v in (fields | given).items()]
-        return train.main(
-            [
-                "--config=configs/gpt2_tiny.py",
-                f"--workdir={workdir}",
-                *overrides,
-                *flags,
-            ]
-        )
-
-    return run
+    fields = {"model.dtype": "float16", "dist.data_parallel_size": 8, **OVERFLOWING}
+    return tiny_runs.launcher(tmp_path_factory.mktemp("corpus"), **fields)
 
 
 @pytest.fixture(scope="module")
@@ -276,17 +239,8 @@ def finished(launch, tmp_path_factory):
     return workdir
 
 
-def numbers_of(workdir):
-    """The metrics of training that do not depend on the clock."""
-    timed = "second", "utilization", "memory"
-    return [
-        {k: v for k, v in record.items() if not any(word in k for word in timed)}
-        for record in read_metrics(workdir / "metrics.jsonl")
-    ]
-
-
 def test_run_goes_on_after_an_overflow_and_reports_it(finished):
-    records = [r for r in numbers_of(finished) if "loss" in r]
+    records = [r for r in tiny_runs.numbers_of(finished) if "loss" in r]
 
     assert [r["skipped_steps"] for r in records] == [0, 0, 1, 1, 1, 2]
     assert [r["grad_norm"] is None for r in records] == [n in SKIPPED for n in range(6)]
@@ -299,7 +253,7 @@ def test_run_resumed_from_before_the_overflow_is_the_same(launch, finished, tmp_
 
     assert launch(tmp_path / "resumed", "--resume") == 0
 
-    assert numbers_of(tmp_path / "resumed") == numbers_of(finished)
+    assert tiny_runs.numbers_of(tmp_path / "resumed") == tiny_runs.numbers_of(finished)
 
 
 def test_overflow_at_the_lowest_scale_ends_the_run(launch, tmp_path, capfd):
@@ -325,5 +279,5 @@ def test_run_may_change_between_scaled_and_not(launch, finished, tmp_path, dtype
     fields = {"model.dtype": dtype, "train.num_steps": 8, **kind}
     assert launch(workdir, "--resume", **fields) == 0
 
-    last = [r for r in numbers_of(workdir) if "loss" in r][-1]
+    last = [r for r in tiny_runs.numbers_of(workdir) if "loss" in r][-1]
     assert last.get("loss_scale") == (None if dtype == "float32" else 2.0**12)
