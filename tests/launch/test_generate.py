@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import re
 
 import pytest
@@ -13,6 +14,7 @@ from models import stopping
 from models.sampling import SamplingConfig
 from tests.launch import trained_runs
 
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "generation.md"
 PROMPTS = ([1, 2, 3, 4, 5], [7], [9, 8, 7], [100] * 12, [3, 3])
 TABLE = stopping.build_table(range(0, 260, 8), (), {}, num_tokens=260)
 DRAWN = GenerationConfig(
@@ -258,3 +260,18 @@ def test_no_prompt_is_an_error(capsys):
     with pytest.raises(SystemExit):
         generate.main(["--workdir=w"])
     assert "there is nothing to continue. Add --prompt=TEXT" in capsys.readouterr().err
+
+
+def test_code_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    [code] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    run = tmp_path / "runs" / "gpt2_tiny"
+    trained_runs.make(run, tokenizer=trained_runs.byte_tokenizer())
+    monkeypatch.chdir(tmp_path)
+
+    names = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+
+    last = names["texts"][0]
+    assert len(last.tokens) == 20
+    text = names["rules"].text_of(names["trained"].tokenizer, last.tokens)
+    assert capsys.readouterr().out.endswith(f"{text}\n")
