@@ -21,13 +21,13 @@ from models.lora import LoraConfig
 from models.published_files import CONFIG_FILE as PUBLISHED_CONFIG_FILE
 
 TOKENIZER_FILES = (TOKENIZER_FILE, "vocab.txt")
+# How a run computes: not a matter of the model that it begins with.
+OWN_FIELDS = frozenset("dtype param_dtype attention loss_chunk_size".split())
 # What another task, or another way to train, may have otherwise.
-FREE_FIELDS = frozenset(
+FREE_FIELDS = OWN_FIELDS | frozenset(
     "num_classes vocab_multiple init_scale dropout_rate attention_dropout_rate"
-    " stochastic_depth_rate dtype param_dtype".split()
+    " stochastic_depth_rate".split()
 )
-# How a run computes is not a matter of the model that it begins with.
-OWN_FIELDS = frozenset({"dtype", "param_dtype"})
 
 Values = dict[str, Any]
 

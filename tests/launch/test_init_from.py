@@ -174,6 +174,19 @@ def test_sizes_and_tokenizer_are_those_of_the_directory(published_bert, run):
     assert configure(run, data__tokenizer="a.json").data.tokenizer == "a.json"
 
 
+def test_how_it_was_computed_is_not_taken_over(run, tmp_path):
+    source = tmp_path / "run"
+    shutil.copytree(run, source)
+    values = yaml.safe_load((source / "config.yaml").read_text())
+    values["model"] |= {"attention": "blocked", "dtype": "bfloat16"}
+    (source / "config.yaml").write_text(yaml.safe_dump(values))
+
+    model = configure(source).model
+
+    assert (model.attention, model.dtype) == ("auto", "float32")
+    assert configure(source, model__dtype="float16").model.dtype == "float16"
+
+
 def test_checkpoint_of_a_run_can_be_chosen(run):
     _, lines = begin(configure(run / "checkpoints" / "0"))
 
