@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from launch import distributed, families, job, resolve, state, step, virtual_gpus
 from launch.run_config import RunConfig
+from models import remat
 
 CPU = "cpu"
 Fields = dict[str, Any]
@@ -71,92 +72,82 @@ class Bytes:
 
 DATA, TENSOR = "dist.data_parallel_size", "dist.tensor_parallel_size"
 ZERO, REMAT, ATTENTION = "zero.stage", "remat", "model.attention"
-HALF = {"model.dtype": "bfloat16"}
-SELECTIVE = HALF | {REMAT: "selective"}
-ONE_LAYOUT: Rows = {
-    "float32": {REMAT: "none"},
-    "bfloat16": HALF | {REMAT: "none"},
-    "`remat`: `selective`": SELECTIVE,
-    "`remat`: `full`": HALF | {REMAT: "full"},
-    "`selective`, the MLP's tensors on the host": HALF
-    | {
-        REMAT: {
-            "attention_norm": "save",
-            "qkv": "save",
-            "attention_values": "save",
-            "attention_out": "save",
-            "mlp_norm": "save",
-            "mlp_up": "offload",
-            "mlp_activation": "offload",
-            "mlp_down": "save",
-            "dropout_mask": "save",
-        }
-    },
-    "`selective`, ZeRO 1": SELECTIVE | {ZERO: 1},
-    "`selective`, ZeRO 2": SELECTIVE | {ZERO: 2},
-    "`selective`, ZeRO 3": SELECTIVE | {ZERO: 3},
-    "`selective`, moments in bfloat16": SELECTIVE | {"optim.state_dtype": "bfloat16"},
+FULL, SELECTIVE = {REMAT: "full"}, {REMAT: "selective"}
+ON_HOST = ("mlp_up", "mlp_activation")
+OFFLOAD = {
+    REMAT: {name: "offload" if name in ON_HOST else "save" for name in remat.NAMES}
 }
-"""Of data parallelism alone; all but the first two rows are bfloat16."""
-
-NO_DROPOUT = {"model.dropout_rate": 0.0, "model.attention_dropout_rate": 0.0}
-ON_GPU: Rows = {
-    "`selective`, cuDNN attention": SELECTIVE | {ATTENTION: "cudnn"},
-    "`selective`, cuDNN attention, ZeRO 3, moments in bfloat16": SELECTIVE
-    | {ATTENTION: "cudnn", ZERO: 3, "optim.state_dtype": "bfloat16"},
+RECOMPUTATION: Rows = {
+    "nothing": {REMAT: "none"},
+    "`selective`": SELECTIVE,
+    "`full`": FULL,
 }
-SPLIT = {DATA: 4, TENSOR: 2}
+HOST: Rows = {"`selective`, hidden values of the MLP on the host": OFFLOAD}
+ZERO_STAGES: Rows = {
+    f"`selective`, ZeRO {stage}": SELECTIVE | {ZERO: stage} for stage in (1, 2, 3)
+}
+CUDNN: Rows = {"`selective`, cuDNN attention": SELECTIVE | {ATTENTION: "cudnn"}}
 BY_TENSOR: Rows = {
-    "data 4 x tensor 2, `selective`": SPLIT | SELECTIVE,
-    "the same, sequence parallel": SPLIT | SELECTIVE | {"dist.sequence_parallel": True},
+    f"`selective`, data 4 x tensor 2{name}": SELECTIVE | {DATA: 4, TENSOR: 2} | fields
+    for name, fields in {
+        "": {},
+        ", sequence parallel": {"dist.sequence_parallel": True},
+    }.items()
 }
+COMMON: Fields = {
+    DATA: 8,
+    ATTENTION: "plain",
+    "train.num_microbatches": 1,
+    "model.dropout_rate": 0.0,
+    "model.attention_dropout_rate": 0.0,
+}
+GPT2: Rows = (
+    {"float32, nothing": {REMAT: "none", "model.dtype": "float32"}}
+    | RECOMPUTATION
+    | HOST
+    | ZERO_STAGES
+    | CUDNN
+    | {
+        "all of ZeRO 3, cuDNN, moments in bfloat16": SELECTIVE
+        | {ZERO: 3, ATTENTION: "cudnn", "optim.state_dtype": "bfloat16"}
+    }
+    # 25 heads cannot be shared by two ranks.
+    | {f"{k}, 20 heads": v | {"model.num_heads": 20} for k, v in BY_TENSOR.items()}
+)
 TABLES: Mapping[str, Table] = {
     "gpt2-h100": Table(
-        title="GPT-2 1.5B, 1024 tokens, 4 samples per GPU at once, 8 H100",
+        title="GPT-2 1.5B in bfloat16, 8 H100, 4 samples of 1024 tokens on each",
         config="configs/gpt2_124m.py",
         target="h100-80g",
-        fields={
+        fields=COMMON
+        | {
+            "model.dtype": "bfloat16",
             "model.num_layers": 48,
             "model.model_dim": 1600,
             "model.num_heads": 25,
             "model.mlp_dim": 6400,
-            "model.attention": "plain",
             "data.seq_length": 1024,
             "train.global_batch_size": 32,
-            "train.num_microbatches": 1,
-            DATA: 8,
-            **NO_DROPOUT,
         },
-        rows=ONE_LAYOUT
-        | ON_GPU
-        # 25 heads cannot be shared by two ranks.
-        | {f"{k}, 20 heads": v | {"model.num_heads": 20} for k, v in BY_TENSOR.items()},
+        rows=GPT2,
     ),
     "bert-h100": Table(
-        title="BERT-large, 512 tokens, 16 samples per GPU at once, 8 H100",
+        title="BERT-large in bfloat16, 8 H100, 16 samples of 512 tokens on each",
         config="configs/bert_large.py",
         target="h100-80g",
-        fields={
-            "model.attention": "plain",
-            "train.global_batch_size": 128,
-            "train.num_microbatches": 1,
-            DATA: 8,
-            **NO_DROPOUT,
-        },
-        rows=ONE_LAYOUT | ON_GPU | BY_TENSOR,
+        fields=COMMON | {"model.dtype": "bfloat16", "train.global_batch_size": 128},
+        rows=RECOMPUTATION
+        | HOST
+        | {"`selective`, ZeRO 3": SELECTIVE | {ZERO: 3}}
+        | CUDNN
+        | BY_TENSOR,
     ),
     "bert-cpu": Table(
-        title="BERT-large, 512 tokens, 2 samples per device at once, 8 CPU devices",
+        title="BERT-large in float32, 8 CPU devices, 2 samples of 512 tokens on each",
         config="configs/bert_large.py",
         target=CPU,
-        fields={
-            "model.attention": "plain",
-            "train.global_batch_size": 16,
-            "train.num_microbatches": 1,
-            DATA: 8,
-            **NO_DROPOUT,
-        },
-        rows={k: v for k, v in ONE_LAYOUT.items() if "host" not in k} | BY_TENSOR,
+        fields=COMMON | {"train.global_batch_size": 16},
+        rows=RECOMPUTATION | ZERO_STAGES | BY_TENSOR,
     ),
 }
 
@@ -265,9 +256,10 @@ def put_between(page: str, name: str, text: str) -> str:
 
 def _lines(table: Table) -> Iterator[str]:
     """Yields a table in Markdown, in GB of 10^9 bytes."""
-    yield f"{table.title}; GB per device, {datetime.datetime.now(datetime.UTC).date()}:"
+    today = datetime.datetime.now(datetime.UTC).date()
+    yield f"{table.title}; GB per device, compiled {today}:"
     yield ""
-    yield "| | state and batch | besides | together | on the host |"
+    yield "| computed again, and more | state and batch | besides | together | host |"
     yield "| --- | ---: | ---: | ---: | ---: |"
     for name in table.rows:
         found = measure(resolve_row(table, name), table.target)

@@ -2,6 +2,7 @@ import pathlib
 
 import pytest
 
+from configs import base
 from launch import resolve
 from launch.resolve import ConfigError, DeviceCount
 
@@ -169,6 +170,29 @@ def test_field_of_no_section_is_overridden_by_its_name_alone(tmp_path):
     saved.write_text(resolve.to_yaml(config))
     assert resolve.load(str(saved))["remat"] == "full"
     assert resolve.by_path(resolve.to_values(config))["remat"] == "full"
+
+
+def test_field_of_actions_by_name_is_overridden_and_read_back(tmp_path):
+    actions = {"qkv": "save", "mlp_up": "offload"}
+    config = tiny({"remat": str(actions)})
+
+    assert config.root.remat == actions
+    saved = tmp_path / "config.yaml"
+    saved.write_text(resolve.to_yaml(config))
+    assert resolve.load(str(saved))["remat"] == actions
+
+
+def test_field_of_actions_by_name_takes_names_and_actions_alone():
+    message = message_of({"remat": "{'qkv': 1}"})
+    assert "remat={'qkv': 1} is not of type str | dict[str, str]. Give one" in message
+    message = message_of({"remat": "{'qkv': 'keep'}"})
+    assert "remat['qkv']='keep' is not one of 'save', 'offload', 'recompute'" in message
+
+
+def test_a_config_file_may_set_actions_by_name():
+    config = base.get_config()
+    config.remat = {"qkv": "save"}
+    assert config.to_dict()["remat"] == {"qkv": "save"}
 
 
 def test_field_of_no_section_obeys_its_rule():
