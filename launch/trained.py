@@ -1,7 +1,7 @@
 """Opens the workdir of a run to use its model, on any layout without a pipeline.
 
-The parameters are all that is read of a checkpoint; batch size, optimizer and layout
-of the run play no part.
+The parameters are all that is read of a checkpoint; batch size, optimizer, layout and
+implementation of attention of the run play no part.
 """
 
 import dataclasses
@@ -19,7 +19,10 @@ from launch.run_config import RunConfig
 from models.stacked import Params
 
 # Sections of a saved config that say how to train, not what the model is.
-TRAINING_SECTIONS = ("optim", "train", "dist", "eval", "checkpoint", "init_from")
+TRAINING_SECTIONS = (
+    *("optim", "train", "dist", "zero", "eval", "checkpoint"),
+    *("remat", "init_from"),
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,7 @@ class Trained:
 
     Attributes:
         config: Of its run, with the layout and the batch size of this use.
-        mesh: Its devices, with the axes ``stage`` (of one), ``data`` and ``tensor``.
+        mesh: Its devices, along ``data`` and ``tensor``; other axes are of one.
         steps: What programs are built from, such as by `step.build_output_step`; a
             batch is of any size that the data-parallel size divides.
         params: Parameters, blocks stacked, on the mesh.
@@ -104,13 +107,16 @@ def open_trained(
 def _use_values(values: dict[str, Any], data: int, tensor: int) -> dict[str, Any]:
     """Returns the values of a saved config, for use on a layout."""
     kept = {name: v for name, v in values.items() if name not in TRAINING_SECTIONS}
+    # Attention is computed as it is fastest here, which may be on other devices.
+    model = {name: v for name, v in values["model"].items() if name != "attention"}
     # Each data-parallel rank has a vocabulary of its own: there is one stage.
     dist = {
         "data_parallel_size": data,
         "tensor_parallel_size": tensor,
         "pipeline_vocabulary": "first_and_last_stage",
     }
-    return {**kept, "dist": dist, "train": {"global_batch_size": max(data, 1)}}
+    train = {"global_batch_size": max(data, 1)}
+    return {**kept, "model": model, "dist": dist, "train": train}
 
 
 def _limit(devices: DeviceCount, num_devices: int) -> DeviceCount:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 
 from launch import step, workdir
 from launch.checkpoint import CheckpointError
@@ -29,7 +30,8 @@ def test_parameters_are_those_saved_on_any_layout(run, data, tensor):
     )
 
     assert trained.step == 7
-    assert trained.mesh.shape == {"stage": 1, "data": data, "tensor": tensor}
+    sizes = trained.mesh.shape["data"], trained.mesh.shape["tensor"], trained.mesh.size
+    assert sizes == (data, tensor, data * tensor)
     assert trained.tokenizer.decode([258]) == "def"
     jax.tree.map(np.testing.assert_array_equal, trained.params, state.params)
     kernel = trained.params["blocks"]["attention"]["qkv"]["kernel"]
@@ -48,6 +50,22 @@ def test_outputs_are_the_same_on_any_layout_and_of_any_batch_size(run):
         )
         found.append(program(trained.params, {"tokens": jnp.asarray(rows)}))
     np.testing.assert_allclose(found[0], found[1][:3], rtol=2e-5, atol=2e-5)
+
+
+def test_way_of_training_plays_no_part(run, tmp_path):
+    values = yaml.safe_load((run[0] / workdir.CONFIG_FILE).read_text())
+    values["model"]["attention"] = "cudnn"
+    values["zero"] = {"stage": 3, "min_size": 1}
+    values["dist"] = {"pipeline_parallel_size": 2, "data_parallel_size": 8}
+    values["remat"] = "full"
+    (tmp_path / workdir.CONFIG_FILE).write_text(yaml.safe_dump(values))
+    (tmp_path / workdir.CHECKPOINTS).symlink_to(run[0] / workdir.CHECKPOINTS)
+
+    trained = open_trained(str(tmp_path), data_parallel_size=2)
+
+    jax.tree.map(np.testing.assert_array_equal, trained.params, run[1].params)
+    for leaf in jax.tree.leaves(trained.params):
+        assert leaf.sharding.is_fully_replicated
 
 
 def test_run_without_a_tokenizer_of_its_own_has_that_of_its_data(tmp_path):
