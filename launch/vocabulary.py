@@ -5,6 +5,7 @@ optimizer state of embedding and output layer are shared by all stages. In train
 stage ever sees more than its part of the logits.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.vocabulary import Vocabulary, vocabulary_logits
+from models.vocabulary import Vocabulary
+from models.vocabulary_loss import sum_cross_entropy
 from sbp.pipeline.region import ManualRegion
 
 
@@ -25,7 +27,7 @@ class StageVocabulary(nnx.Module):
 
     def __init__(self, part: Vocabulary, region: ManualRegion):
         self.embedding = part.embedding
-        self.size = part.size
+        self.scoring = dataclasses.replace(part.scoring, rows=RowsOfStages(region))
         self.dtype = part.dtype
         self.region = region
 
@@ -48,42 +50,49 @@ class StageVocabulary(nnx.Module):
 
         Communication: an all-gather of the result over ``stage``.
         """
-        return self.region.all_gather(self._own_logits(h_BND, bias_V), "stage", dim=2)
+        h_BND = h_BND.astype(self.dtype)
+        own_BNV = self.scoring.logits(self.embedding[...], bias_V, h_BND)
+        return self.region.all_gather(own_BNV, "stage", dim=2)
 
     def cross_entropy(
-        self, h_BND: jax.Array, bias_V: jax.Array | None, targets_BN: jax.Array
+        self,
+        h_BND: jax.Array,
+        bias_V: jax.Array | None,
+        targets_BN: jax.Array,
+        weights_BN: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns `losses.cross_entropy` over the whole vocabulary, both ``(B, N)``.
+        """Returns the sums of `Vocabulary.cross_entropy`, of the whole vocabulary.
 
         Communication: all-reduces over ``stage`` of three numbers per prediction.
         """
-        logits_BNV = self._own_logits(h_BND, bias_V)
-        highest_BN = jax.lax.stop_gradient(logits_BNV.max(-1))
-        highest_BN = self.region.pmax(highest_BN, "stage")
-        shifted_BNV = logits_BNV - highest_BN[..., None]
-        tokens_V = self._first_token() + jnp.arange(logits_BNV.shape[-1])
-        is_target_BNV = tokens_V[None, None] == targets_BN[..., None]
-        own = jnp.stack(
-            [
-                jnp.exp(shifted_BNV).sum(-1),
-                jnp.where(is_target_BNV, shifted_BNV, 0.0).sum(-1),
-            ]
-        )
-        total_BN, target_BN = self.region.psum(own, "stage")
-        is_correct_BN = jax.lax.stop_gradient(target_BN >= 0)
-        return jnp.log(total_BN) - target_BN, is_correct_BN.astype(jnp.float32)
-
-    def _own_logits(self, h_BND: jax.Array, bias_V: jax.Array | None) -> jax.Array:
-        return vocabulary_logits(
-            self.embedding[...],
-            bias_V,
-            h_BND.astype(self.dtype),
-            size=self.size,
-            first_token=self._first_token(),
+        # Of this stage, and so are their gradients: sums of them come later.
+        arguments = self.embedding[...], bias_V, h_BND.astype(self.dtype)
+        table_VD, bias_V, h_BND = self.region.varying(arguments)
+        return sum_cross_entropy(
+            self.scoring, table_VD, bias_V, h_BND, targets_BN, weights_BN
         )
 
-    def _first_token(self) -> jax.Array:
-        return self.region.index("stage") * self.embedding.shape[0]
+    def _first_token(self) -> int | jax.Array:
+        return self.scoring.rows.first_token(self.embedding.shape[0])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowsOfStages:
+    """The rows of a table, spread over the stages in their order."""
+
+    region: ManualRegion
+
+    def first_token(self, num_rows: int) -> jax.Array:
+        """Returns the token of this stage's first row."""
+        return self.region.index("stage") * num_rows
+
+    def psum(self, x: jax.Array) -> jax.Array:
+        """Returns the sum over the stages."""
+        return self.region.psum(x, "stage")
+
+    def pmax(self, x: jax.Array) -> jax.Array:
+        """Returns the maximum over the stages."""
+        return self.region.pmax(x, "stage")
 
 
 def over_stages(region: ManualRegion) -> Callable[[Any], None]:

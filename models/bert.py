@@ -29,12 +29,15 @@ class BertConfig(layers.BlockConfig):
         vocab_multiple: The table has ``vocab_size`` rows rounded up to a multiple of
             this, so that it can be split.
         max_len: Positions.
+        loss_chunk_size: Predictions that are scored at a time for the loss, at most;
+            None for all. Their scores are float32 ``(loss_chunk_size, vocab_size)``.
         num_segments: Segment (token type) embeddings.
     """
 
     vocab_size: int = 30522
     vocab_multiple: int = 128
     max_len: int = 512
+    loss_chunk_size: int | None = 256
     num_segments: int = 2
 
     @property
@@ -46,7 +49,7 @@ class BertConfig(layers.BlockConfig):
         """Yields one sentence per broken rule."""
         yield from layers.BlockConfig.broken_rules(self)
         sizes = dict(vocab_size=1, vocab_multiple=1, max_len=1, num_segments=2)
-        yield from at_least(self, **sizes)
+        yield from at_least(self, **sizes, loss_chunk_size=1)
 
 
 SIZES = {
@@ -64,7 +67,11 @@ class Embeddings(nnx.Module):
         init = layers.normal(config.init_scale)
         dim, dtype = config.model_dim, config.param_dtype
         self.token = vocabulary.Vocabulary(
-            config.vocab_size, config.padded_vocab_size, config, rngs=rngs
+            config.vocab_size,
+            config.padded_vocab_size,
+            config,
+            loss_chunk_size=config.loss_chunk_size,
+            rngs=rngs,
         )
         self.position = nnx.Param(init(rngs.params(), (config.max_len, dim), dtype))
         self.segment = nnx.Param(init(rngs.params(), (config.num_segments, dim), dtype))
@@ -182,17 +189,17 @@ class Bert(Encoder):
         of both heads. The training loss is the sum of the ``_loss`` entries.
         """
         h_BND = self.masked_lm(self.normalize(x_BLD), batch["positions"])
-        mlm_BN, mlm_correct_BN = self.embeddings.token.cross_entropy(
-            h_BND, self.masked_lm.bias[...], batch["targets"]
+        mlm_loss, num_mlm_correct = self.embeddings.token.cross_entropy(
+            h_BND, self.masked_lm.bias[...], batch["targets"], batch["weights"]
         )
         nsp_B, nsp_correct_B = cross_entropy(
             self._next_sentence_logits(x_BLD), batch["is_random_next"]
         )
-        weights_BN, weights_B = batch["weights"], batch["sample_weights"]
+        weights_B = batch["sample_weights"]
         return {
-            "mlm_loss": (mlm_BN * weights_BN).sum(),
+            "mlm_loss": mlm_loss,
             "nsp_loss": (nsp_B * weights_B).sum(),
-            "mlm_accuracy": (mlm_correct_BN * weights_BN).sum(),
+            "mlm_accuracy": num_mlm_correct,
             "nsp_accuracy": (nsp_correct_B * weights_B).sum(),
         }
 

@@ -26,11 +26,14 @@ class Gpt2Config(layers.BlockConfig):
         vocab_multiple: The table has ``vocab_size`` rows rounded up to a multiple of
             this, so that it can be split.
         max_len: Positions.
+        loss_chunk_size: Predictions that are scored at a time for the loss, at most;
+            None for all. Their scores are float32 ``(loss_chunk_size, vocab_size)``.
     """
 
     vocab_size: int = 50257
     vocab_multiple: int = 128
     max_len: int = 1024
+    loss_chunk_size: int | None = 256
     norm_position: str = "pre"
     norm_epsilon: float = 1e-5
     activation: str = "gelu_tanh"
@@ -43,7 +46,9 @@ class Gpt2Config(layers.BlockConfig):
     def broken_rules(self) -> Iterator[str]:
         """Yields one sentence per broken rule."""
         yield from layers.BlockConfig.broken_rules(self)
-        yield from at_least(self, vocab_size=1, vocab_multiple=1, max_len=1)
+        yield from at_least(
+            self, vocab_size=1, vocab_multiple=1, max_len=1, loss_chunk_size=1
+        )
         yield from one_of(self, norm_position=("pre",))
 
 
@@ -69,7 +74,11 @@ class Gpt2(nnx.Module):
     def __init__(self, config: Gpt2Config, *, rngs: nnx.Rngs):
         self.config, self.drop = config, layers.dropout
         self.token = vocabulary.Vocabulary(
-            config.vocab_size, config.padded_vocab_size, config, rngs=rngs
+            config.vocab_size,
+            config.padded_vocab_size,
+            config,
+            loss_chunk_size=config.loss_chunk_size,
+            rngs=rngs,
         )
         shape = (config.max_len, config.model_dim)
         init = layers.normal(config.init_scale)
@@ -107,13 +116,10 @@ class Gpt2(nnx.Module):
         Divided by `counts` of the whole batch these are the mean loss in nats per token
         and the accuracy.
         """
-        loss_BL, correct_BL = self.token.cross_entropy(
-            self._normalize(x_BLD), None, batch["targets"]
+        loss, num_correct = self.token.cross_entropy(
+            self._normalize(x_BLD), None, batch["targets"], batch["weights"]
         )
-        return {
-            "lm_loss": (loss_BL * batch["weights"]).sum(),
-            "lm_accuracy": (correct_BL * batch["weights"]).sum(),
-        }
+        return {"lm_loss": loss, "lm_accuracy": num_correct}
 
     @staticmethod
     def counts(batch: Batch) -> dict[str, jax.Array]:

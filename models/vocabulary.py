@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from models.layers import BlockConfig, normal
-from models.losses import cross_entropy
+from models.vocabulary_loss import Scoring, sum_cross_entropy
 
 
 class Vocabulary(nnx.Module):
@@ -16,9 +16,15 @@ class Vocabulary(nnx.Module):
     """
 
     def __init__(
-        self, size: int, padded_size: int, config: BlockConfig, *, rngs: nnx.Rngs
+        self,
+        size: int,
+        padded_size: int,
+        config: BlockConfig,
+        *,
+        loss_chunk_size: int | None = None,
+        rngs: nnx.Rngs,
     ):
-        self.size = size
+        self.scoring = Scoring(size=size, chunk_size=loss_chunk_size)
         self.dtype = config.dtype
         init = normal(config.init_scale)
         shape = (padded_size, config.model_dim)
@@ -31,43 +37,25 @@ class Vocabulary(nnx.Module):
 
     def logits(self, h_BND: jax.Array, bias_V: jax.Array | None = None) -> jax.Array:
         """Scores every token: ``(B, N, D)`` to float32 ``(B, N, V)``."""
-        table_VD, h_BND = self.embedding[...], h_BND.astype(self.dtype)
-        return vocabulary_logits(table_VD, bias_V, h_BND, size=self.size)
+        h_BND = h_BND.astype(self.dtype)
+        return self.scoring.logits(self.embedding[...], bias_V, h_BND)
 
     def cross_entropy(
-        self, h_BND: jax.Array, bias_V: jax.Array | None, targets_BN: jax.Array
+        self,
+        h_BND: jax.Array,
+        bias_V: jax.Array | None,
+        targets_BN: jax.Array,
+        weights_BN: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns `losses.cross_entropy` of the logits, both ``(B, N)``."""
-        return cross_entropy(self.logits(h_BND, bias_V), targets_BN)
+        """Returns weighted sums of losses and of correct predictions.
 
-
-def vocabulary_logits(
-    table_VD: jax.Array,
-    bias_V: jax.Array | None,
-    h_BND: jax.Array,
-    *,
-    size: int,
-    first_token: int | jax.Array = 0,
-) -> jax.Array:
-    """Scores the tokens of consecutive rows of a vocabulary table.
-
-    Args:
-        table_VD: The rows.
-        bias_V: Their biases; None for none.
-        h_BND: What to score; its dtype is that of the products.
-        size: Tokens of the whole vocabulary; a row past them is padding.
-        first_token: Token of the first row given.
-
-    Returns:
-        float32 ``(B, N, V)``, the lowest float on padding.
-    """
-    scores_BNV = jnp.einsum(
-        "bnd,vd->bnv",
-        h_BND,
-        table_VD.astype(h_BND.dtype),
-        preferred_element_type=jnp.float32,
-    )
-    if bias_V is not None:
-        scores_BNV += bias_V.astype(jnp.float32)[None, None]
-    is_token_V = first_token + jnp.arange(table_VD.shape[0]) < size
-    return jnp.where(is_token_V, scores_BNV, jnp.finfo(jnp.float32).min)
+        See `vocabulary_loss.sum_cross_entropy`.
+        """
+        return sum_cross_entropy(
+            self.scoring,
+            self.embedding[...],
+            bias_V,
+            h_BND.astype(self.dtype),
+            targets_BN,
+            weights_BN,
+        )
