@@ -35,3 +35,18 @@ def test_training_commands_are_of_configs_that_resolve(name):
 
     assert config.model_name == name
     assert config.data.files
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "there is nothing to predict. Name --inputs or give a --text."),
+        (["--text=a", "--batch_size=0"], "--batch_size=0 must be at least 1."),
+        (["--text=a", "--top_k=0"], "--top_k=0 must be at least 1."),
+    ],
+)
+def test_command_line_that_asks_for_nothing_is_an_error(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        predict.main(["--workdir=w", *arguments])
+
+    assert message in capsys.readouterr().err
