@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,6 +70,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     try:
         run(options)
+    except BrokenPipeError:  # whoever reads, such as `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except EXPECTED as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,6 +1,7 @@
 """Answers of models in workdirs: what the models say, each input once, in order."""
 
 import functools
+import io
 import json
 
 import jax
@@ -303,6 +304,22 @@ def test_records_go_to_the_standard_output(runs, capsys):
     assert found.err == "1 predictions of bert at step 7\n"
 
 
+def test_reader_that_has_enough_is_no_error(runs, monkeypatch, tmp_path, capsys):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+        def fileno(self):
+            return file.fileno()
+
+    with (tmp_path / "closed").open("w") as file:
+        monkeypatch.setattr("sys.stdout", Closed())
+        code = predict.main([f"--workdir={runs['bert'][0]}", "--text=a [MASK]"])
+
+    assert code == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_published_checkpoint_answers_by_its_own_names(runs, tmp_path, ask):
     golden = cases.load("bert_classifier").golden
     labels = {str(i): f"class {i}" for i in range(7)}
@@ -379,11 +396,3 @@ def test_tokenizer_must_be_there_and_fit(runs, tmp_path, capsys):
     assert predict.main(arguments) == 1
     message = "has 30 tokens, more than model.vocab_size=24. Set model.vocab_size=30"
     assert message in capsys.readouterr().err
-
-
-def test_model_of_the_next_token_is_referred_to_generation(tmp_path, capsys):
-    trained_runs.make(tmp_path, tokenizer=trained_runs.byte_tokenizer())
-
-    assert predict.main([f"--workdir={tmp_path}", "--text=def"]) == 1
-
-    assert "It continues texts: use python -m launch.gener" in capsys.readouterr().err

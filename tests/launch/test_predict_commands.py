@@ -1,4 +1,4 @@
-"""The commands of the pages on data and prediction are ones that the programs know."""
+"""Command lines: those of the pages on data and prediction, and wrong ones."""
 
 import pathlib
 import shlex
@@ -7,6 +7,7 @@ import pytest
 
 from launch import command_line, predict, resolve
 from launch.resolve import DeviceCount
+from tests.launch import trained_runs
 
 DOCS = pathlib.Path(__file__).parent.parent.parent / "docs"
 
@@ -50,3 +51,11 @@ def test_command_line_that_asks_for_nothing_is_an_error(arguments, message, caps
         predict.main(["--workdir=w", *arguments])
 
     assert message in capsys.readouterr().err
+
+
+def test_model_of_the_next_token_is_referred_to_generation(tmp_path, capsys):
+    trained_runs.make(tmp_path, tokenizer=trained_runs.byte_tokenizer())
+
+    assert predict.main([f"--workdir={tmp_path}", "--text=def"]) == 1
+
+    assert "It continues texts: use python -m launch.gener" in capsys.readouterr().err
