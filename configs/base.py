@@ -100,6 +100,9 @@ def get_config() -> ml_collections.ConfigDict:
                 "group_size": None,  # ranks that share a state; None: all of "data"
             },
             "precision": {  # beside model.dtype and model.param_dtype
+                # "fp8": the linear maps of the blocks multiply in eight bits; None:
+                # in model.dtype
+                "matmul": None,
                 # Paths of modules that compute in float32, as "blocks/*/mlp"
                 "float32": (),
                 # Of the one sum over data-parallel ranks; else sums are in float32

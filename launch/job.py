@@ -244,7 +244,7 @@ def build_steps(
         family: The model, by default that of this name in `models.MODELS`.
     """
     family, dist = family or MODELS[config.model_name], config.dist
-    family = precision.with_float32(family, config.precision.float32)
+    family = precision.with_formats(family, config.precision)
     mesh = zero.in_groups(mesh, config.zero)
     region = ManualRegion(mesh, distributed.manual_axes(mesh))
     assignment = pipelines.assign(dist, config.model)

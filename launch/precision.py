@@ -13,18 +13,22 @@ from typing import Any
 from flax import nnx
 
 from launch.loss_scale import LossScaling
-from models import ModelFamily
-from models.layers import DTYPES, BlockConfig
+from models import ModelFamily, fp8
+from models.layers import DTYPES, BlockConfig, Linear
 from models.rules import at_least, one_of
 from models.sharding import is_match
 
 LOSS_SCALINGS = ("off", "static", "dynamic")
+# How the linear maps of blocks multiply; None: in the dtype of their module.
+PRODUCTS = {"fp8": fp8.dot_general}
+Problems = Iterator[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionConfig:
     """Number formats; `configs.base` says what each field means."""
 
+    matmul: str | None = None
     float32: tuple[str, ...] = ()
     gradient_dtype: str = "float32"
     loss_scaling: str | None = None
@@ -37,6 +41,7 @@ class PrecisionConfig:
     def broken_rules(self) -> Iterator[str]:
         """Yields one sentence per broken rule."""
         yield from one_of(self, gradient_dtype=DTYPES, loss_scaling=LOSS_SCALINGS)
+        yield from one_of(self, matmul=tuple(PRODUCTS))
         yield from at_least(self, loss_scale_growth=1, loss_scale_interval=1)
         for field in ("initial_loss_scale", "min_loss_scale"):
             if not 0 < getattr(self, field) < float("inf"):
@@ -84,32 +89,65 @@ def is_loss_scaled(config: Mapping[str, Mapping[str, Any]]) -> bool:
     return config.get("precision", {}).get("loss_scaling", "off") != "off"
 
 
-def with_float32(family: ModelFamily, patterns: Sequence[str]) -> ModelFamily:
-    """Returns the model, of which some modules compute in float32.
+def with_formats(family: ModelFamily, formats: PrecisionConfig) -> ModelFamily:
+    """Returns the model, of which some modules compute in another format.
 
     Args:
         family: The model.
-        patterns: Paths of modules, which stand for all within them; ``*`` for one
-            segment. See `broken_patterns`.
+        formats: Its ``float32`` are paths of modules, which stand for all within them,
+            ``*`` for one segment; see `broken_patterns`. Its ``matmul`` is of the
+            other linear maps of the blocks.
 
     Example:
         >>> from models import MODELS, gpt2
-        >>> family = with_float32(MODELS["gpt2"], ["blocks/*/mlp"])
+        >>> formats = PrecisionConfig(float32=("blocks/*/mlp",))
+        >>> family = with_formats(MODELS["gpt2"], formats)
         >>> sizes = gpt2.Gpt2Config(num_layers=1, dtype="bfloat16")
         >>> model = nnx.eval_shape(lambda: family.module(sizes, rngs=nnx.Rngs(0)))
         >>> model.blocks[0].mlp.up.dtype, model.blocks[0].attention.qkv.dtype
         ('float32', 'bfloat16')
     """
 
+    def adapt(path: Sequence[Any], module: nnx.Module) -> None:
+        if any(is_within(pattern, path) for pattern in formats.float32):
+            for name, value in _formats(module).items():
+                setattr(module, name, value)
+        elif formats.matmul and path[:1] == ("blocks",) and isinstance(module, Linear):
+            module.dot_general = PRODUCTS[formats.matmul]
+
     def build(config: Any, *, rngs: nnx.Rngs) -> Any:
         model = family.module(config, rngs=rngs)
         for path, module in nnx.iter_modules(model):
-            if any(is_within(pattern, path) for pattern in patterns):
-                for name, value in _formats(module).items():
-                    setattr(module, name, value)
+            adapt(path, module)
         return model
 
-    return dataclasses.replace(family, module=build) if patterns else family
+    is_changed = formats.float32 or formats.matmul
+    return dataclasses.replace(family, module=build) if is_changed else family
+
+
+def broken_sizes(model: BlockConfig, formats: PrecisionConfig, tensor: int) -> Problems:
+    """Yields one sentence per size that products in eight bits cannot have.
+
+    Args:
+        model: Its config.
+        formats: The section.
+        tensor: Devices over which linear maps are split.
+    """
+    if formats.matmul is None:
+        return
+    sizes = {
+        "model_dim": (model.model_dim, 1),
+        "mlp_dim": (model.mlp_dim, tensor),
+        "num_heads x head_dim": (model.num_heads * model.head_dim, tensor),
+    }
+    for name, (size, parts) in sizes.items():
+        if size % (parts * fp8.MULTIPLE):
+            yield (
+                f"precision.matmul={formats.matmul!r} needs sizes that are multiples of"
+                f" {fp8.MULTIPLE} on each device, but model.{name}={size} is split into"
+                f" {parts}. Use a multiple of {parts * fp8.MULTIPLE}, or"
+                " precision.matmul=None."
+            )
 
 
 def broken_patterns(
@@ -120,7 +158,7 @@ def broken_patterns(
     Args:
         family: The model.
         config: Its config.
-        patterns: See `with_float32`.
+        patterns: See `with_formats`.
     """
     if not patterns:
         return

@@ -257,6 +257,8 @@ def _broken_precision_rules(config: RunConfig) -> Iterator[str]:
     family, patterns = MODELS[config.model_name], config.precision.float32
     for problem in precision.broken_patterns(family, config.model, patterns):
         yield f"precision.{problem}"
+    tensor = config.dist.tensor_parallel_size
+    yield from precision.broken_sizes(config.model, config.precision, tensor)
 
 
 def _broken_device_rules(config: RunConfig, devices: DeviceCount) -> Iterator[str]:

@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 
-def compile_step(**fields):
+def lower_step(**fields):
     """The training step of GPT-2 124M with some fields, for one GPU."""
     config = resolve.resolve(
         resolve.load("configs/gpt2_124m.py"),
@@ -50,7 +50,11 @@ def compile_step(**fields):
         families.batch_shapes(config),
     )
     abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
-    return step.build_train_step(steps).lower(abstract, batch).compile()
+    return step.build_train_step(steps).lower(abstract, batch)
+
+
+def compile_step(**fields):
+    return lower_step(**fields).compile()
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +83,15 @@ def test_gradients_of_biases_and_tables_are_not_added_up_in_half_precision(plain
 
     assert len(sums) > 10
     assert [line for line in sums if "= bf16[" in line] == []
+
+
+def test_linear_maps_multiply_in_eight_bits_where_it_is_asked_for():
+    # Triton, which is chosen by measuring where there is a GPU, hides the products.
+    options = {"xla_gpu_enable_triton_gemm": False}
+    lowered = lower_step(**{"precision.matmul": "fp8"})
+    text = lowered.compile(compiler_options=options).as_text()
+
+    products = [line for line in text.splitlines() if "lt$matmul$f8" in line]
+    # Four maps: forward, and two products backward each. With selective recomputation
+    # the forward ones are not computed again.
+    assert len(products) == 12

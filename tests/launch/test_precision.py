@@ -262,3 +262,76 @@ def test_kernels_are_gathered_as_they_are_used():
     assert ((16, 48), "float32") in gathered  # an exception
     assert ((16, 3, 2, 8), "bfloat16") in gathered
     assert ((64, 16), "float32") in gathered  # the table: its gradient adds up
+
+
+FP8 = (
+    ("model.num_layers", 2),
+    ("model.model_dim", 32),
+    ("model.num_heads", 2),
+    ("model.mlp_dim", 64),
+    ("model.dtype", "bfloat16"),
+)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 1), (1, 1, 2)], ids=str)
+def test_training_in_eight_bits_stays_close_to_sixteen(sizes):
+    matmul = ("precision.matmul", "fp8")
+
+    found = cases.train(Case(*sizes, fields=(*FP8, matmul)), 6)
+
+    expected = cases.train(Case(fields=FP8), 6)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=0.01)
+    assert not np.array_equal(found.losses, expected.losses)
+
+
+def test_only_linear_maps_of_blocks_multiply_in_eight_bits():
+    sizes = (*FP8, ("precision.float32", ("blocks/*/mlp/down",)))
+    found, _ = trace(Case(fields=(*sizes, ("precision.matmul", "fp8"))))
+
+    products = [e for e in found if e.primitive.name == "dot_general"]
+    small = {
+        tuple(str(v.aval.dtype) for v in e.invars)
+        for e in products
+        if any("float8" in str(v.aval.dtype) for v in e.invars)
+    }
+    assert small == {
+        ("float8_e4m3fn", "float8_e4m3fn"),
+        ("float8_e5m2", "float8_e4m3fn"),
+        ("float8_e4m3fn", "float8_e5m2"),
+    }
+    eight = {
+        v.aval.shape
+        for e in products
+        for v in e.invars
+        if "float8" in str(v.aval.dtype)
+    }
+    assert (32, 64) in eight  # up
+    assert (64, 32) not in eight  # down, an exception
+    assert (64, 16) not in eight  # the vocabulary
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"model_dim": 40, "num_heads": 4},
+            "model.model_dim=40 is split into 1. Use a",
+        ),
+        (
+            {"mlp_dim": 80},
+            "multiples of 16 on each device, but model.mlp_dim=80 is spl",
+        ),
+    ],
+)
+def test_sizes_that_eight_bits_cannot_have_are_an_error(fields, message):
+    values = {
+        "model": {"name": "gpt2", "model_dim": 32, "mlp_dim": 64, **fields},
+        "dist": {"tensor_parallel_size": 2},
+        "precision": {"matmul": "fp8"},
+    }
+
+    with pytest.raises(resolve.ConfigError) as error:
+        resolve.resolve(values, {}, DeviceCount(num_devices=2))
+
+    assert "precision.matmul='fp8' needs sizes" in str(error.value)
+    assert message in str(error.value)
