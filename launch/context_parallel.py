@@ -97,6 +97,15 @@ class Context:
     ring: Ring
     sequences: Sequences
 
+    @property
+    def options(self) -> dict[str, str] | None:
+        """What XLA is told about programs in which keys go around a ring."""
+        if self.region.mesh.devices.flat[0].platform == "cpu":
+            return None
+        # On GPUs one permutation is under way at a time: what is sent at once is to be
+        # one, however large, so that none waits for another.
+        return {"xla_gpu_collective_permute_combine_threshold_bytes": str(2**30)}
+
     def own(self, batch: Batch) -> Batch:
         """Returns this rank's part of whole samples.
 
@@ -283,7 +292,7 @@ def broken_rules(config: RunConfig) -> Iterator[str]:
         return
     asked = f"dist.context_parallel_size={size}"
     if config.model_name not in SEQUENCES:
-        known = " and ".join(map(repr, SEQUENCES))
+        known = ", ".join(map(repr, SEQUENCES))
         yield (
             f"{asked} splits the tokens of a sample, which is for the long sequences of"
             f" {known}, not for model.name={config.model_name!r}. Use 1, and"

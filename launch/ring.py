@@ -61,10 +61,12 @@ class Ring:
             return run(*arguments)
         heads = P(None, None, self.head_axis)
         in_specs = [heads] * (len(arguments) - num_whole) + [P()] * num_whole
+        mesh = jax.sharding.get_abstract_mesh()
         return jax.shard_map(
             run,
-            mesh=jax.sharding.get_abstract_mesh(),
-            axis_names={self.head_axis},
+            mesh=mesh,
+            # Axes of one device as well: cuDNN leaves XLA nothing to split.
+            axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
             in_specs=tuple(in_specs),
             out_specs=heads,
         )(*arguments)

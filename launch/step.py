@@ -124,6 +124,7 @@ def build_train_step(config: StepConfig) -> TrainStep:
         donate_argnums=0,
         in_shardings=(config.shardings, region.sharding(P("data"))),
         out_shardings=(config.shardings, replicated),
+        compiler_options=None if config.context is None else config.context.options,
     )
 
 
