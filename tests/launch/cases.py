@@ -52,6 +52,7 @@ class Case:
     fields: tuple[tuple[str, object], ...] = ()
     model: str = "bert"
     context: int = 1
+    weights_seed: int = 0
 
     def __str__(self):
         changed = [str(value) for _, value in self.fields]
@@ -153,7 +154,7 @@ def train(case, num_steps):
 def create_state(case):
     """The state at step 0, with the weights that one device would have."""
     steps = make_steps(case)
-    params = dict(initial_params(case.model, case.config.model))
+    params = dict(initial_params(case.model, case.config.model, case.weights_seed))
     order = np.array(steps.model.layer_order)
     params["blocks"] = jax.tree.map(
         lambda x: np.where(order.reshape(-1, *[1] * (x.ndim - 1)) >= 0, x[order], 0),
@@ -168,9 +169,9 @@ def create_state(case):
 
 
 @functools.cache
-def initial_params(name, model_config):
+def initial_params(name, model_config, seed=0):
     """Random weights, none of which is 0 or 1 as they would be at the start."""
-    r = np.random.default_rng(0)
+    r = np.random.default_rng(seed)
     model = stacked.stack(lambda rngs: MODELS[name].module(model_config, rngs=rngs))
 
     def draw(path, leaf):

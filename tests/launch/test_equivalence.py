@@ -113,6 +113,21 @@ def test_half_precision_stays_close_to_single_precision(case):
     assert np.abs(found - expected).max() > 1e-6 * expected[0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["bert", "gpt2", "vit"])
+def test_half_precision_differs_less_than_seeds_do(model):
+    fields = (("model.num_layers", 4), SELECTIVE)
+    curves = [
+        train(Case(num_microbatches=1, fields=fields, model=model, weights_seed=i), 20)
+        for i in range(5)
+    ]
+    spread = np.std([curve.losses for curve in curves], axis=0, ddof=1)
+    half = train(Case(2, 2, 2, fields=(*fields, HALF), model=model), 20).losses
+    differences = np.abs(half - curves[0].losses)
+    print(model, (differences / spread).max())
+    assert (differences < spread).all()
+
+
 def test_dropout_makes_a_difference():
     with_dropout = train(Case(num_microbatches=1, fields=DROPOUT), NUM_STEPS)
     without = train(Case(num_microbatches=1), NUM_STEPS)
