@@ -288,28 +288,28 @@ def _broken_prompt_rules(
 
 
 def _algorithm(config: GenerationConfig, decoder: AbstractDecoder, mesh: Mesh) -> Any:
-    if config.num_beams > 1:
-        return BeamSearch(
-            decoder=decoder,
-            num_beams=config.num_beams,
-            max_new_tokens=config.max_new_tokens,
-            length_penalty=config.length_penalty,
-            repetition_penalty=config.sampling.repetition_penalty,
-        )
-
     def gather(logits_BV: jax.Array) -> jax.Array:
         # The best token is found part by part. Sorting and drawing would communicate
         # at every turn instead.
-        if not config.sampling.is_random:
+        if config.num_beams == 1 and not config.sampling.is_random:
             return logits_BV
         inside = jax.sharding.get_abstract_mesh()
         whole = NamedSharding(mesh if inside.empty else inside, P())
         return jax.lax.with_sharding_constraint(logits_BV, whole)
 
-    return Generation(
+    if config.num_beams == 1:
+        return Generation(
+            decoder=decoder,
+            sampling=config.sampling,
+            max_new_tokens=config.max_new_tokens,
+            gather=gather,
+        )
+    return BeamSearch(
         decoder=decoder,
-        sampling=config.sampling,
+        num_beams=config.num_beams,
         max_new_tokens=config.max_new_tokens,
+        length_penalty=config.length_penalty,
+        repetition_penalty=config.sampling.repetition_penalty,
         gather=gather,
     )
 

@@ -7,6 +7,7 @@ than the worst of the finished ones.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +71,8 @@ class BeamSearch:
         length_penalty: Exponent of the length by which the sum of log-probabilities is
             divided: 0 compares the sums, more favors long texts.
         repetition_penalty: See `SamplingConfig`.
+        gather: Applied to the scores, to have them where they are compared. Nothing by
+            default.
     """
 
     decoder: AbstractDecoder
@@ -77,6 +80,7 @@ class BeamSearch:
     max_new_tokens: int
     length_penalty: float = 1.0
     repetition_penalty: float = 1.0
+    gather: Callable[[jax.Array], jax.Array] = lambda logits_RV: logits_RV
 
     def start(self, params: Params, prompts: Prompts, table_SV: jax.Array) -> State:
         """Reads the prompts and begins the beams; see `Generation.start`."""
@@ -145,7 +149,7 @@ class BeamSearch:
     def _expand(self, state: State, table_SV: jax.Array, logits_RV: jax.Array) -> State:
         """Continues each beam with each token; keeps the best that end and go on."""
         sampling = SamplingConfig(repetition_penalty=self.repetition_penalty)
-        logits_RV = process(logits_RV, sampling, state.seen)
+        logits_RV = process(self.gather(logits_RV), sampling, state.seen)
         # Padding of the vocabulary has the lowest float: it takes no probability.
         is_token_RV = logits_RV > jnp.finfo(jnp.float32).min
         log_probs_RV = jnp.where(is_token_RV, jax.nn.log_softmax(logits_RV), -jnp.inf)

@@ -150,7 +150,10 @@ class CachedDecoder:
 
     def gather(self, memory: Cache, rows_B: jax.Array) -> Cache:
         """Returns the cache of the given texts, which may repeat."""
-        return jax.tree.map(lambda x: jnp.take(x, rows_B, axis=1), memory)
+        # Indices in both of the first dims: by the second alone, XLA makes the result
+        # in another order of dims on GPUs and copies it once more.
+        layers = jnp.arange(memory.keys.shape[0])[:, None]
+        return jax.tree.map(lambda x: x[layers, rows_B[None]], memory)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

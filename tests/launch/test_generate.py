@@ -99,15 +99,20 @@ def test_heads_of_the_cache_are_split_over_tensor(four_devices):
     assert "f32[2,6,26" not in text
 
 
-def test_step_gathers_the_scores_once_to_draw_a_token(four_devices):
-    text = compile_text(four_devices, DRAWN)
+@pytest.mark.parametrize(
+    ("config", "num_prompts", "num_texts"),
+    [(DRAWN, 5, 5), (SEARCHED, 3, 9)],
+    ids=["drawn", "searched"],
+)
+def test_step_gathers_the_scores_once(four_devices, config, num_prompts, num_texts):
+    text = compile_text(four_devices, config)
     moved = re.findall(r"= \w+(\[[\d,]*\])\S* (all-\w+|collective-\w+)\(", text)
     # When the prompts are read, and in the loop: one for the embedding and two for each
     # layer, which a loop over the layers has once in its body.
     assert sorted(moved) == sorted(
-        [("[5,16,16]", "all-reduce")] * 3
-        + [("[5,1,16]", "all-reduce")] * 3
-        + [("[5,260]", "all-gather")] * 2
+        [(f"[{num_prompts},16,16]", "all-reduce")] * 3
+        + [(f"[{num_texts},1,16]", "all-reduce")] * 3
+        + [(f"[{num_texts},260]", "all-gather")] * 2
     )
 
 
