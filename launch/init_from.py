@@ -205,7 +205,7 @@ def _open_run(config: RunConfig, origin: Origin, form: SavedForm) -> _Source:
         return part.from_saved(jax.tree.map(_to_wanted, found, wanted))
 
     return _Source(
-        name=f"the {origin.model_name} in '{origin.directory}', step {step},",
+        name=f"the {origin.model_name} in '{origin.directory}', step {step}",
         problems=problems,
         unused=tuple(path for path in theirs if path not in ours),
         read=read,
@@ -262,7 +262,7 @@ def _new_params(
 
 def _report(source: _Source, num_all: int) -> Iterable[str]:
     num_found = num_all - len(source.problems)
-    yield f"begins with {source.name} {num_found} of {num_all} parameters"
+    yield f"begins with {source.name}: {num_found} of {num_all} parameters"
     if source.problems:
         yield "  new: " + _shorten(source.problems)
     if source.unused:

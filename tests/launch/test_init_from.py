@@ -190,7 +190,7 @@ def test_how_it_was_computed_is_not_taken_over(run, tmp_path):
 def test_checkpoint_of_a_run_can_be_chosen(run):
     _, lines = begin(configure(run / "checkpoints" / "0"))
 
-    assert f"the bert in '{run}', step 0, " in lines[0]
+    assert f"the bert in '{run}', step 0: " in lines[0]
     with pytest.raises(CheckpointError, match="has no checkpoint of step 7"):
         begin(configure(run / "checkpoints" / "7"))
 

@@ -31,9 +31,9 @@ ONE = case_of()
 LAYOUTS = [
     case_of(data=2, tensor=2),
     case_of(tensor=2, stage=2),
-    case_of(data=2, zero=2),
     case_of(data=2, zero=3),
 ]
+SLOW = [case_of(data=2, zero=2), case_of(data=2, tensor=2, stage=2)]
 
 
 def name_of(case):
@@ -131,7 +131,11 @@ def test_optimizer_holds_nothing_of_what_is_frozen():
     assert sorted(held) == sorted(sizes * 2)  # the two moments of Adam
 
 
-@pytest.mark.parametrize("case", LAYOUTS, ids=name_of)
+@pytest.mark.parametrize(
+    "case",
+    [*LAYOUTS, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)],
+    ids=name_of,
+)
 def test_layout_makes_no_difference(case):
     expected, found = train(ONE), train(case)
 
