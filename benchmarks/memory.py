@@ -72,6 +72,7 @@ class Bytes:
 
 DATA, TENSOR = "dist.data_parallel_size", "dist.tensor_parallel_size"
 ZERO, REMAT, ATTENTION = "zero.stage", "remat", "model.attention"
+LOSS_CHUNK = "model.loss_chunk_size"
 FULL, SELECTIVE = {REMAT: "full"}, {REMAT: "selective"}
 ON_HOST = ("mlp_up", "mlp_activation")
 OFFLOAD = {
@@ -97,6 +98,7 @@ BY_TENSOR: Rows = {
 COMMON: Fields = {
     DATA: 8,
     ATTENTION: "plain",
+    LOSS_CHUNK: None,
     "train.num_microbatches": 1,
     "model.dropout_rate": 0.0,
     "model.attention_dropout_rate": 0.0,
@@ -108,8 +110,14 @@ GPT2: Rows = (
     | ZERO_STAGES
     | CUDNN
     | {
-        "all of ZeRO 3, cuDNN, moments in bfloat16": SELECTIVE
-        | {ZERO: 3, ATTENTION: "cudnn", "optim.state_dtype": "bfloat16"}
+        "`selective`, loss by chunks of 256": SELECTIVE | {LOSS_CHUNK: 256},
+        "all of ZeRO 3, cuDNN, chunks, moments in bfloat16": SELECTIVE
+        | {
+            ZERO: 3,
+            ATTENTION: "cudnn",
+            LOSS_CHUNK: 256,
+            "optim.state_dtype": "bfloat16",
+        },
     }
     # 25 heads cannot be shared by two ranks.
     | {f"{k}, 20 heads": v | {"model.num_heads": 20} for k, v in BY_TENSOR.items()}

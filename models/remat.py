@@ -64,16 +64,6 @@ def with_remat(block: Callable, policy: Policy) -> Callable:
     )
 
 
-def has_offload(policy: Policy) -> bool:
-    """Returns whether a policy keeps anything in the memory of the host.
-
-    Example:
-        >>> has_offload({"qkv": "save", "mlp_up": "offload"})
-        True
-    """
-    return not isinstance(policy, str) and "offload" in policy.values()
-
-
 def broken_rules(policy: Policy) -> Iterator[str]:
     """Yields one sentence per broken rule.
 
