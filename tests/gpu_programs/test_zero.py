@@ -75,6 +75,23 @@ def test_each_gpu_holds_its_part_of_the_state(stage, capsys):
     assert memory.argument_size_in_bytes == pytest.approx(expected, rel=1e-4)
 
 
+def test_stage_3_holds_an_eighth_of_the_state_and_two_layers():
+    steps, whole, _ = compile_for_gpus(0)
+    _, by_layer, _ = compile_for_gpus(3)
+    sizes = [
+        sum(4 * math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+        for shapes in (steps.model.shapes, steps.model.block_shapes)
+    ]
+    state_and_gradients, layer = 4 * sizes[0], sizes[1]
+
+    def num_bytes(program):
+        memory = program.memory_analysis()
+        return memory.argument_size_in_bytes + memory.temp_size_in_bytes
+
+    saved = num_bytes(whole) - num_bytes(by_layer)
+    assert saved >= state_and_gradients * (NUM_GPUS - 1) / NUM_GPUS - 2 * layer
+
+
 def test_what_is_communicated_once_is_combined_into_few_collectives():
     steps, program, _ = compile_for_gpus(1)
     found = [c for c in hlo.collectives(program.as_text()) if c.num_bytes > 1000]
