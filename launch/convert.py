@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import tokenizers
 
 from launch import distributed, job, resolve, state, step, workdir
 from launch.checkpoint import Checkpointer, CheckpointError
+from launch.data import tokenizer
 from launch.resolve import DeviceCount
 from launch.run_config import RunConfig
 from models import convert, lora, published_config
@@ -149,7 +151,9 @@ def import_run(options: Options) -> tuple[int, RunConfig]:
         allow_unexpected=options.allow_unexpected,
     )
     num_params = _count(params)
-    write_run(options.target, config, steps, params)
+    path = config.data.tokenizer
+    tokens = None if path is None else tokenizer.open_file(path)
+    write_run(options.target, config, steps, params, tokens)
     return num_params, config
 
 
@@ -168,9 +172,9 @@ def export_run(options: Options) -> tuple[int, RunConfig]:
         options.target,
         classes=config.data.classes,
     )
-    tokenizer = source / workdir.TOKENIZER_FILE
-    if tokenizer.is_file():
-        shutil.copy(tokenizer, options.target)
+    tokens = source / workdir.TOKENIZER_FILE
+    if tokens.is_file():
+        shutil.copy(tokens, options.target)
     return _count(params), config
 
 
@@ -197,7 +201,11 @@ def read_run(directory: pathlib.Path, step: int | None) -> tuple[RunConfig, Para
 
 
 def write_run(
-    directory: str, config: RunConfig, steps: step.StepConfig, params: Params
+    directory: str,
+    config: RunConfig,
+    steps: step.StepConfig,
+    params: Params,
+    tokens: tokenizers.Tokenizer | None = None,
 ) -> None:
     """Writes the workdir of a run that begins with parameters, at step 0.
 
@@ -206,6 +214,7 @@ def write_run(
         config: Of the run, for one device.
         steps: Its programs.
         params: On that device; donated.
+        tokens: Its tokenizer, which is written too; None for none.
     """
     start = state.begin(
         params,
@@ -213,7 +222,7 @@ def write_run(
         shardings=steps.shardings,
         loss_scaling=steps.loss_scaling,
     )
-    workdir.prepare(directory, config)
+    workdir.prepare(directory, config, tokens)
     with Checkpointer(pathlib.Path(directory) / workdir.CHECKPOINTS) as checkpointer:
         extra = {"config": resolve.to_values(config), "num_samples": 0}
         checkpointer.save(0, start, extra=extra)
@@ -232,8 +241,8 @@ def _config_of(files: PublishedFiles, path: str | None) -> RunConfig:
     values = for_one_device(values)
     values["model"] = {"name": name, **dataclasses.asdict(model)}
     data: dict[str, Any] = dict(values.get("data", {}))
-    tokenizers = [files.directory / file for file in TOKENIZER_FILES]
-    found = [str(file.absolute()) for file in tokenizers if file.is_file()]
+    candidates = [files.directory / file for file in TOKENIZER_FILES]
+    found = [str(file.absolute()) for file in candidates if file.is_file()]
     if found and data.get("tokenizer") is None:
         data["tokenizer"] = found[0]
     if name != "vit" and "seq_length" not in data:

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 from safetensors.numpy import load_file, save_file
 
 from launch import convert, resolve
@@ -46,6 +47,7 @@ def test_round_trip_gives_the_same_tensors(published, imported, tmp_path, capsys
     for name, value in expected.items():
         assert found[name].tobytes() == value.tobytes()
     config = json.loads((target / "config.json").read_text())
+    assert (target / "tokenizer.json").is_file()
     assert config["architectures"] == ["BertForPreTraining"]
     assert config["hidden_size"] == 16
 
@@ -56,6 +58,8 @@ def test_run_has_the_config_of_the_checkpoint_and_its_tokenizer(published, impor
     assert values["model"]["num_layers"] == 4
     assert values["model"]["dropout_rate"] == 0.1
     assert values["data"]["tokenizer"] == str(published / "vocab.txt")
+    saved = tokenizers.Tokenizer.from_file(str(imported / "tokenizer.json"))
+    assert saved.token_to_id("[UNK]") == 1
     assert values["data"]["seq_length"] == 12
     with Checkpointer(imported / "checkpoints") as checkpointer:
         assert checkpointer.steps() == [0]
