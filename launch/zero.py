@@ -40,6 +40,7 @@ from sbp.pipeline.region import ManualRegion
 # together, and the same part as one rank in each other group.
 REPLICA, SHARD = "data/replica", "data/shard"
 WHOLE = -1
+SUM_DTYPE = "float32"  # of gradients over microbatches
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,8 @@ class Zero:
         stage: 0 to 3.
         cuts: A `Cut` for each parameter, blocks stacked.
         scatters_layers: Whether the gradients of a layer are scattered at once.
-        sum_dtype: Of the sums of gradients over microbatches.
+        casts_once: Whether parameters that are held whole are cast before the loop over
+            microbatches, rather than by each of them.
         gradient_dtype: In which gradients are sent.
     """
 
@@ -81,7 +83,7 @@ class Zero:
     stage: int
     cuts: Params
     scatters_layers: bool
-    sum_dtype: str
+    casts_once: bool
     gradient_dtype: str
 
     def held(self, specs: Params) -> Params:
@@ -103,6 +105,10 @@ class Zero:
 
         Communication: in stages 1 and 2 an all-gather of each over ``data``.
         """
+        if self.casts_once:
+            return jax.tree.map(
+                lambda leaf, cut: leaf.astype(cut.gathered_dtype), params, self.cuts
+            )
         if self.stage not in (1, 2):
             return params
         return jax.tree.map(self._gather, params, self.cuts)
@@ -138,7 +144,7 @@ class Zero:
     def over_data(self, parts: Parts) -> Parts:
         """Returns the parts of a model for parameters as a pipeline is given them."""
         if self.stage == 0:
-            return parts
+            return dataclasses.replace(parts, sum_dtype=SUM_DTYPE)
         layer = jax.tree.map(lambda cut: cut.of_layer, self.cuts["blocks"])
 
         def gather(weights: Params) -> Params:
@@ -159,7 +165,7 @@ class Zero:
             losses=losses,
             gather=gather if self.stage == 3 else None,
             scatter=scatter if self.scatters_layers else None,
-            sum_dtype=self.sum_dtype,
+            sum_dtype=SUM_DTYPE,
         )
 
     def sum_gradients(self, grads: Params, specs: Params) -> Params:
@@ -297,7 +303,8 @@ def build(
         stage=stage,
         cuts=jax.tree.map_with_path(choose, shapes, specs),
         scatters_layers=stage == 3 or (stage == 2 and is_alone),
-        sum_dtype=jnp.result_type(*jax.tree.leaves(shapes)).name,
+        # One microbatch would cast each parameter once as well, and keep no copy.
+        casts_once=stage == 0 and num_microbatches > 1,
         gradient_dtype=formats.gradient_dtype,
     )
 

@@ -335,3 +335,29 @@ def test_sizes_that_eight_bits_cannot_have_are_an_error(fields, message):
 
     assert "precision.matmul='fp8' needs sizes" in str(error.value)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_kernels_are_cast_once_for_all_microbatches(num_microbatches):
+    case = Case(fields=HALF, num_microbatches=num_microbatches)
+
+    cast = kernels(trace(case)[0])
+
+    stacked, one_layer = (2, 16, 48), (16, 48)
+    assert (stacked in cast) == (num_microbatches > 1)
+    assert (one_layer in cast) == (num_microbatches == 1)
+
+
+def test_gradients_of_half_precision_parameters_add_up_in_single():
+    case = Case(2, fields=(*HALF, ("model.param_dtype", "bfloat16")))
+
+    found, _ = trace(case)
+
+    carried = {
+        (v.aval.shape, str(v.aval.dtype))
+        for e in found
+        if e.primitive.name == "scan"
+        for v in e.outvars
+    }
+    assert ((2, 16, 48), "float32") in carried
+    assert ((2, 16, 48), "bfloat16") not in carried
