@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from benchmarks import generate
+from benchmarks import token_rate
 
 SIZES = "num_layers=1 model_dim=16 mlp_dim=32 num_heads=2 vocab_size=64 max_len=32"
 ARGUMENTS = [
@@ -16,7 +16,7 @@ ARGUMENTS = [
 
 def test_record_says_what_was_measured(capsys):
     fields = ["--num_runs=3", "--prompt_length=4", "--max_new_tokens=6"]
-    generate.main([*ARGUMENTS, *fields])
+    token_rate.main([*ARGUMENTS, *fields])
     *table, line = capsys.readouterr().out.splitlines()
     record = json.loads(line)
     assert record["layout"] == "dp8_tp1_pp1"
@@ -46,5 +46,5 @@ def test_record_says_what_was_measured(capsys):
 )
 def test_wrong_command_names_what_is_wrong(arguments, message, capsys):
     with pytest.raises(SystemExit):
-        generate.main(arguments)
+        token_rate.main(arguments)
     assert message in capsys.readouterr().err

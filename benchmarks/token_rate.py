@@ -1,6 +1,6 @@
 r"""How many tokens per second does GPT-2 write, and what does its cache save?
 
-    python -m benchmarks.generate --config=configs/gpt2_tiny.py
+    python -m benchmarks.token_rate --config=configs/gpt2_tiny.py
 
 Times the program of `launch.generate`, on the layout of the config and with random
 weights, in turns with one that reads the whole text again for each token, and with that
@@ -36,7 +36,7 @@ DECODERS: dict[str, Callable[[StackedModel], AbstractDecoder]] = {
 def main(arguments: Sequence[str]) -> None:
     """Prints a table and a line of JSON."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.generate",
+        prog="python -m benchmarks.token_rate",
         epilog="--config.SECTION.FIELD=VALUE overrides a field of the config.",
         allow_abbrev=False,
     )
