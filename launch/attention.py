@@ -14,9 +14,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from launch.block_attention import BLOCKS, BlockAttention
 from models import weight_dropout
-from models.attention import CORES, Core, attend_cudnn
-from models.blocked_attention import attention_backward, attention_forward
+from models.attention import CORES, Core
 from models.layers import BlockConfig
 from models.masks import AttentionMask
 from models.stacked import StackedModel
@@ -27,7 +27,9 @@ GPUS = ("gpu", "cuda")  # platforms; the latter of virtual ones
 HEADS = P(None, None, "tensor")  # (B, L, H) and (B, L, H, K)
 
 
-def choose(config: BlockConfig, *, platform: str, length: int) -> str:
+def choose(
+    config: BlockConfig, *, platform: str, length: int, has_cudnn: bool = True
+) -> str:
     """Returns the name of the implementation that a run has.
 
     That of the config, unless it is ``"auto"``: then ``"cudnn"`` on GPUs for what it
@@ -38,6 +40,8 @@ def choose(config: BlockConfig, *, platform: str, length: int) -> str:
         config: Of the model.
         platform: Of the devices, as JAX calls it.
         length: Positions of a sample.
+        has_cudnn: Whether cuDNN is installed, which GPUs that are not there can do
+            without.
 
     Example:
         >>> choose(BlockConfig(), platform="cpu", length=1024)
@@ -48,9 +52,8 @@ def choose(config: BlockConfig, *, platform: str, length: int) -> str:
     if platform == "cpu":
         return "blocked" if length >= BLOCKED_FROM else "plain"
     config = dataclasses.replace(config, attention="cudnn")
-    if any(broken_rules(config, platform=platform, length=length)):
-        return "plain"
-    return "cudnn"
+    is_possible = not any(broken_rules(config, platform=platform, length=length))
+    return "cudnn" if has_cudnn and is_possible else "plain"
 
 
 def broken_rules(
@@ -99,8 +102,7 @@ def make_core(name: str, mesh: Mesh) -> Core:
     """Returns an implementation, which may be given heads split over ``tensor``."""
     if name == "plain" or (name == "blocked" and mesh.shape["tensor"] == 1):
         return CORES[name]
-    rules = BLOCKED if name == "blocked" else CUDNN
-    per_head = PerHead(mesh, *rules)
+    per_head = PerHead(mesh, BLOCKS[name])
 
     def core(
         q_BLHK: jax.Array,
@@ -113,7 +115,8 @@ def make_core(name: str, mesh: Mesh) -> Core:
     ) -> jax.Array:
         sizes = dict(num_queries=q_BLHK.shape[1], num_keys=k_BTHK.shape[1])
         drops = weight_dropout.make(rate, keys_B, **sizes)
-        return _attend(per_head, q_BLHK, k_BTHK, v_BTHK, mask, drops)
+        arguments = q_BLHK, k_BTHK, v_BTHK, mask or AttentionMask(), drops
+        return _attend(per_head, *arguments)
 
     return core
 
@@ -122,37 +125,37 @@ def make_core(name: str, mesh: Mesh) -> Core:
 class PerHead:
     """An implementation that is run for the heads of each device along ``tensor``.
 
-    A pass over the heads in both directions is a map over ``tensor`` of its own:
-    differentiated through, such a map has residuals of wrong shapes in JAX 0.10.
+    Each direction is a map over the devices of its own: differentiated through, such a
+    map has residuals of wrong shapes in JAX 0.10.
 
     Attributes:
         mesh: The devices.
-        forward: ``forward(q, k, v, mask, dropout)`` returns the means of the values,
-            and what the backward pass needs besides the arguments: a tree of arrays
-            with heads as dim 2.
-        backward: ``backward(q, k, v, means, others, gradient, mask, dropout)`` returns
-            the gradients of queries, keys and values.
+        blocks: What is run, for all keys at once.
     """
 
     mesh: Mesh
-    forward: Callable[..., tuple[jax.Array, Any]]
-    backward: Callable[..., tuple[jax.Array, ...]]
+    blocks: BlockAttention
 
-    def run(self, function: Callable, of_heads: tuple, *rules: Any) -> Any:
+    def run(self, function: Callable, of_heads: Any, *rules: Any) -> Any:
         """Returns what the function does, for the heads of each device.
 
         Args:
-            function: One of the two.
-            of_heads: Its arguments with heads as dim 2.
-            rules: The others: mask and dropout.
+            function: Of the other arguments; all its results have heads as dim 2.
+            of_heads: Trees of arrays with heads as dim 2.
+            rules: Mask and dropout.
         """
         inside = jax.sharding.get_abstract_mesh()
+        mesh = self.mesh if inside.empty else inside
+
+        def run(of_heads: Any, mask: Any, dropout: WeightDropout | None) -> Any:
+            num_heads = jax.tree.leaves(of_heads)[0].shape[2]
+            return function(of_heads, mask, _for_own_heads(dropout, num_heads))
+
         return jax.shard_map(
-            lambda of_heads, mask, dropout: function(
-                *of_heads, mask, _for_own_heads(dropout, of_heads[0])
-            ),
-            mesh=self.mesh if inside.empty else inside,
-            axis_names={"tensor"},
+            run,
+            mesh=mesh,
+            # Axes of one device as well: cuDNN leaves XLA nothing to split.
+            axis_names=set(mesh.axis_names) - set(inside.manual_axes),
             in_specs=(HEADS, P(), P()),
             out_specs=HEADS,
         )(of_heads, *rules)
@@ -165,67 +168,36 @@ def _attend(per_head: PerHead, *arguments: Any) -> jax.Array:
 
 def _forward(per_head: PerHead, *arguments: Any) -> tuple[jax.Array, tuple]:
     q_BLHK, k_BTHK, v_BTHK, *rules = arguments
-    means, others = per_head.run(per_head.forward, (q_BLHK, k_BTHK, v_BTHK), *rules)
-    means = checkpoint_name(means, "attention_values")
-    others = jax.tree.map(lambda x: checkpoint_name(x, "attention_lse"), others)
-    return means, (arguments, means, others)
+
+    def run(qkv: tuple, *rules: Any) -> tuple[jax.Array, jax.Array]:
+        return per_head.blocks.forward(*qkv, *rules)
+
+    means_BLHK, lse_BLH = per_head.run(run, (q_BLHK, k_BTHK, v_BTHK), *rules)
+    means_BLHK = checkpoint_name(means_BLHK, "attention_values")
+    lse_BLH = checkpoint_name(lse_BLH, "attention_lse")
+    return means_BLHK, (arguments, means_BLHK, lse_BLH)
 
 
-def _backward(per_head: PerHead, residuals: tuple, gradient: jax.Array) -> tuple:
-    (q_BLHK, k_BTHK, v_BTHK, *rules), means, others = residuals
-    of_heads = q_BLHK, k_BTHK, v_BTHK, means, others, gradient
-    return *per_head.run(per_head.backward, of_heads, *rules), None, None
+def _backward(per_head: PerHead, residuals: tuple, grad_BLHK: jax.Array) -> tuple:
+    (q_BLHK, k_BTHK, v_BTHK, *rules), means_BLHK, lse_BLH = residuals
+    results = dict(out_BLHK=means_BLHK, lse_BLH=lse_BLH, grad_BLHK=grad_BLHK)
+
+    def run(of_heads: tuple, *rules: Any) -> tuple[jax.Array, ...]:
+        qkv, results = of_heads
+        return per_head.blocks.backward(*qkv, *rules, **results)
+
+    of_heads = (q_BLHK, k_BTHK, v_BTHK), results
+    return *per_head.run(run, of_heads, *rules), None, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _blocked_backward(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    means: jax.Array,
-    lse: jax.Array,
-    gradient: jax.Array,
-    mask: AttentionMask | None,
-    dropout: WeightDropout | None,
-) -> tuple[jax.Array, ...]:
-    return attention_backward(
-        q, k, v, mask, dropout, out_BLHK=means, lse_BLH=lse, grad_BLHK=gradient
-    )
-
-
-def _cudnn_forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: AttentionMask | None, _: None
-) -> tuple[jax.Array, None]:
-    return attend_cudnn(q, k, v, mask), None
-
-
-def _cudnn_backward(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    means: jax.Array,
-    others: None,
-    gradient: jax.Array,
-    mask: AttentionMask | None,
-    _: None,
-) -> tuple[jax.Array, ...]:
-    """Goes forward again: what its backward pass needs has no public form."""
-
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return attend_cudnn(q, k, v, mask)
-
-    return jax.vjp(attend, q, k, v)[1](gradient)
-
-
-BLOCKED = attention_forward, _blocked_backward
-CUDNN = _cudnn_forward, _cudnn_backward
-
-
-def _for_own_heads(dropout: WeightDropout | None, q: jax.Array) -> WeightDropout | None:
+def _for_own_heads(
+    dropout: WeightDropout | None, num_heads: int
+) -> WeightDropout | None:
     """Returns the dropout of the heads of this device."""
     if dropout is None:
         return None
-    first_head = jax.lax.axis_index("tensor") * q.shape[2]
+    first_head = jax.lax.axis_index("tensor") * num_heads
     return dataclasses.replace(dropout, first_head=first_head)

@@ -136,7 +136,9 @@ def _bias(
     if visible is None:
         return None
     lowest = jnp.asarray(jnp.finfo(q_BLHK.dtype).min / 2, q_BLHK.dtype)
-    return jnp.where(visible, jnp.zeros((), q_BLHK.dtype), lowest)
+    bias = jnp.where(visible, jnp.zeros((), q_BLHK.dtype), lowest)
+    # cuDNN wants every query and key of it, if not every sample and head.
+    return jnp.broadcast_to(bias, (*bias.shape[:2], q_BLHK.shape[1], k_BTHK.shape[1]))
 
 
 def _weights(

@@ -37,6 +37,7 @@ from launch.saved_form import SavedForm
 from models import MODELS, ModelFamily, lora, stacked
 from models.sharding import without_axis
 from models.stacked import Batch
+from sbp._compat import has_cudnn
 from sbp.pipeline.region import ManualRegion
 
 
@@ -313,5 +314,9 @@ def attention_of(config: RunConfig, mesh: Mesh) -> str:
     """Returns the name of the implementation of attention that a run has."""
     length = families.FAMILIES[config.model_name].num_tokens(config)
     length = context_parallel.part_length(config, length)
-    platform = mesh.devices.flat[0].platform
-    return attention.choose(config.model, platform=platform, length=length)
+    return attention.choose(
+        config.model,
+        platform=mesh.devices.flat[0].platform,
+        length=length,
+        has_cudnn=has_cudnn(),
+    )

@@ -160,12 +160,15 @@ def attend_cudnn(
     if keys_B is not None and rate:
         raise ValueError(CUDNN_DROPS_NOTHING.format(rate=rate))
     mask = mask or AttentionMask()
-    others = dataclasses.replace(mask, is_causal=False)
+    lengths = q_BLHK.shape[1], k_BTHK.shape[1]
+    others = dataclasses.replace(mask, is_causal=False).dense(*lengths)
+    if others is not None:
+        others = jnp.broadcast_to(others, (*others.shape[:2], *lengths))
     return jax.nn.dot_product_attention(
         q_BLHK,
         k_BTHK,
         v_BTHK,
-        mask=others.dense(q_BLHK.shape[1], k_BTHK.shape[1]),
+        mask=others,
         is_causal=mask.is_causal,
         implementation="cudnn",
     )

@@ -14,6 +14,7 @@ from jax._src import config, core, distributed
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax._src.interpreters.batching import BatchTracer
 from jax._src.lax import lax
+from jax._src.lib import cuda_versions
 from jax._src.mesh import empty_abstract_mesh, empty_concrete_mesh
 from jax.experimental import multihost_utils, topologies
 from jax.extend.core import JaxprEqn, Primitive
@@ -222,6 +223,19 @@ def source_line(sources: Sequence[Any], hidden: Sequence[str]) -> str:
 def is_tracing() -> bool:
     """Returns whether some transformation is at work, so that arrays may be tracers."""
     return not core.trace_state_clean()
+
+
+def has_cudnn() -> bool:
+    """Returns whether JAX has found cuDNN; call it once there are GPU devices.
+
+    Programs for GPUs that are not there can be compiled without it.
+    """
+    if cuda_versions is None:
+        return False
+    try:
+        return cuda_versions.cudnn_get_version() > 0
+    except RuntimeError:
+        return False
 
 
 def virtual_devices(target: str, sizes: tuple[int, int]) -> Sequence[jax.Device]:

@@ -79,6 +79,13 @@ def test_auto_is_what_the_devices_can_do_best(config, platform, length, name):
     assert attention.choose(config, platform=platform, length=length) == name
 
 
+def test_auto_does_without_cudnn_where_there_is_none():
+    sizes = dict(platform="gpu", length=128)
+    assert attention.choose(HALF, **sizes, has_cudnn=False) == "plain"
+    asked = dataclasses.replace(HALF, attention="cudnn")
+    assert attention.choose(asked, **sizes, has_cudnn=False) == "cudnn"
+
+
 @pytest.mark.parametrize(
     ("devices", "fields", "rule"),
     [
