@@ -1,0 +1,116 @@
+"""GPT-2 355M on samples of 32768 tokens, spread over H100 that are not here.
+
+    pytest -m slow -s tests/gpu_programs/test_long_context.py
+
+prints what a GPU needs, for docs/long_context.md, and what it sends. Needs the extra
+``plan``; cuDNN is used where it is installed.
+"""
+
+import collections
+import functools
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh
+
+from launch import distributed, families, job, resolve, state, step, virtual_gpus
+from sbp._compat import has_cudnn
+from tests import hlo
+
+LENGTH, NUM_LAYERS = 32768, 24
+FIELDS = {
+    "dist.data_parallel_size": 1,
+    "train.global_batch_size": 1,
+    "train.num_microbatches": 1,
+    "data.seq_length": LENGTH,
+    "model.max_len": LENGTH,
+    "model.dropout_rate": 0.0,
+    "model.attention_dropout_rate": 0.0,
+    "model.dtype": "bfloat16",
+    "remat": "selective",
+}
+PRODUCTS = re.compile(r'custom_call_target="__cu(dnn|blas)')
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not virtual_gpus.has_plugin(),
+        reason="needs JAX's CUDA plugin: pip install -e '.[plan]'",
+    ),
+]
+
+
+@functools.cache
+def compile_for_gpus(size):
+    """The program of the step, its parameters and its mesh."""
+    attention = "cudnn" if has_cudnn() else "plain"
+    fields = FIELDS | {
+        "dist.context_parallel_size": size,
+        "model.attention": attention,
+    }
+    config = resolve.resolve(
+        resolve.load("configs/gpt2_355m.py"),
+        {name: str(value) for name, value in fields.items()},
+        resolve.DeviceCount(num_devices=size, platform="cuda"),
+    )
+    gpus = virtual_gpus.virtual_gpus("h100-80g", num_hosts=1, gpus_per_host=size)
+    mesh = Mesh(
+        np.array(gpus).reshape(1, 1, size, 1),
+        distributed.AXIS_NAMES,
+        axis_types=(AxisType.Auto,) * 4,
+    )
+    steps = job.build_steps(config, mesh)
+    abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
+    program = step.build_train_step(steps)
+    compiled = program.lower(abstract, families.batch_shapes(config)).compile()
+    memory = compiled.memory_analysis()
+    print(
+        f"\n{size} GPUs, attention {attention}: state and batch"
+        f" {memory.argument_size_in_bytes / 1e9:.2f} GB, in the step"
+        f" {memory.temp_size_in_bytes / 1e9:.2f} GB"
+    )
+    return compiled, steps.model.shapes, mesh
+
+
+def activation_bytes(size):
+    """What the step needs besides its state and a gradient of each parameter."""
+    compiled, shapes, _ = compile_for_gpus(size)
+    gradients = sum(4 * math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    return compiled.memory_analysis().temp_size_in_bytes - gradients
+
+
+def test_activations_are_divided_by_the_ranks():
+    assert activation_bytes(4) / activation_bytes(8) == pytest.approx(2, rel=0.1)
+
+
+def test_an_arrival_is_one_permutation_of_keys_and_what_belongs_to_them():
+    compiled, _, mesh = compile_for_gpus(8)
+    found = [
+        c
+        for c in hlo.collectives(compiled.as_text())
+        if "context" in c.axes(mesh.shape)
+    ]
+    assert {c.name for c in found if c.loops} == {"collective-permute"}
+    # Two of the loops over layers have an inner one, over all arrivals but the last.
+    arrivals = [c for c in found if len(c.loops) == 2]
+    assert [[loop.trips for loop in c.loops] for c in arrivals] == [[NUM_LAYERS, 6]] * 2
+    once = collections.Counter(c.name for c in found if not c.loops)
+    assert set(once) == {"all-reduce"}  # of gradients, and of the losses
+
+
+def test_permutations_are_under_way_while_products_are_computed():
+    text = compile_for_gpus(8)[0].as_text()
+    assert not re.search(r" collective-permute\(", text)  # all in two halves
+    overlapped = []
+    for body in text.split("\n\n"):
+        lines = body.splitlines()
+        for number, line in enumerate(lines):
+            if match := re.search(r"%([\w.\-]+) = .* collective-permute-start\(", line):
+                rest = lines[number:]
+                end = next(i for i, x in enumerate(rest) if f"-done(%{match[1]})" in x)
+                overlapped.append(any(PRODUCTS.search(x) for x in rest[1:end]))
+    # But for the gradients of the last arrival, which have nothing left to hide behind.
+    assert sum(overlapped) >= len(overlapped) - 3
