@@ -1,5 +1,7 @@
 """BERT's data: text to masked pairs of segments, see `launch.data.bert_samples`."""
 
+import pathlib
+
 import jax
 import numpy as np
 
@@ -42,12 +44,7 @@ def open_splits(data: DataConfig, model: BertConfig, seed: int) -> Splits:
         )
     store = token_store.tokenize(text, tokens, cache_dir)
     vocabulary = tokenizer.vocabulary(tokens)
-    held_from = store
-    if data.validation_files:
-        others = corpus.open_corpus(
-            data.validation_files, cache_dir, "data.validation_files"
-        )
-        held_from = token_store.tokenize(others, tokens, cache_dir)
+    held_from = _open_held_out(data, store, tokens, cache_dir)
     stores = store, held_from
     documents = bert_samples.split_documents(
         store,
@@ -88,6 +85,21 @@ def batch_shapes(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the arrays of a global batch, without looking at the corpus."""
     return input_pipeline.structs(bert_samples.shapes(_recipe(data), global_batch_size))
+
+
+def _open_held_out(
+    data: DataConfig,
+    store: TokenStore,
+    tokens: tokenizer.tokenizers.Tokenizer,
+    cache_dir: pathlib.Path,
+) -> TokenStore:
+    """Returns the documents that are held out, or of which a part is."""
+    if not data.validation_files:
+        return store
+    others = corpus.open_corpus(
+        data.validation_files, cache_dir, "data.validation_files"
+    )
+    return token_store.tokenize(others, tokens, cache_dir)
 
 
 def _recipe(data: DataConfig) -> Recipe:
