@@ -35,8 +35,8 @@ from launch.metrics import StepCost
 from launch.run_config import RunConfig
 from launch.saved_form import SavedForm
 from models import MODELS, ModelFamily, lora, stacked
-from models.sharding import without_axis
-from models.stacked import Batch
+from models.sharding import Rows, without_axis
+from models.stacked import Batch, Params, StackedModel
 from sbp._compat import has_cudnn
 from sbp.pipeline.region import ManualRegion
 
@@ -248,28 +248,15 @@ def build_steps(
     family = precision.with_formats(family, config.precision)
     mesh = zero.in_groups(mesh, config.zero)
     region = ManualRegion(mesh, distributed.manual_axes(mesh))
-    assignment = pipelines.assign(dist, config.model)
-    indices = assignment.layer_indices
-    model = stacked.stack(adapters.module_of(config, family))
-    model = adapters.freeze(model, config.lora, family.heads)
-    rows = lora.with_rows(family.rows(config.model), model.shapes)
-    if dist.pipeline_vocabulary == "all_stages":
-        model = dataclasses.replace(model, adapt=vocabulary.over_stages(region))
-    else:
-        rows = without_axis(rows, "stage")
+    indices = pipelines.assign(dist, config.model).layer_indices
+    model, rows = _build_model(config, family, region)
     model = dataclasses.replace(model, layer_order=tuple(indices.ravel().tolist()))
-    rule = adapters.of_trained(
-        optimizer.build(config.optim, num_steps=config.train.num_steps), model
-    )
+    num_steps, parts = config.train.num_steps, config.train.num_microbatches
+    rule = optimizer.build(config.optim, num_steps=num_steps)
+    rule = adapters.of_trained(rule, model)
     specs = state.param_specs(model, rows, mesh.axis_names)
-    model = attention.with_core(model, attention_of(config, mesh), mesh)
     context = context_parallel.build(config, region, attention_of(config, mesh))
-    if context is not None:
-        model = context_parallel.over_context(model, context)
-    if dist.sequence_parallel:
-        length = families.FAMILIES[config.model_name].num_tokens(config)
-        length //= dist.context_parallel_size
-        model = sequence_parallel.over_sequence(model, mesh, specs, length=length)
+    model = _over_positions(config, model, mesh, specs, context)
     held = zero.build(
         config.zero,
         region,
@@ -277,7 +264,7 @@ def build_steps(
         specs=specs,
         dtype=config.model.dtype,
         formats=config.precision,
-        num_microbatches=config.train.num_microbatches,
+        num_microbatches=parts,
     )
     specs = held.held(specs)
     scaling = config.precision.scaling(config.model.dtype)
@@ -285,7 +272,7 @@ def build_steps(
         model=model,
         optimizer=rule,
         learning_rate=optimizer.learning_rate_schedule(
-            config.optim, num_steps=config.train.num_steps
+            config.optim, num_steps=num_steps
         ),
         region=region,
         context=context,
@@ -301,13 +288,41 @@ def build_steps(
         ),
         loss_scaling=scaling,
         is_offloaded=config.optim.offload,
-        num_microbatches=config.train.num_microbatches,
+        num_microbatches=parts,
         seed=config.train.seed if config.model.is_random else None,
         remat=config.root.remat,
-        pipeline=pipelines.build(
-            dist, region, indices, num_microbatches=config.train.num_microbatches
-        ),
+        pipeline=pipelines.build(dist, region, indices, num_microbatches=parts),
     )
+
+
+def _build_model(
+    config: RunConfig, family: ModelFamily, region: ManualRegion
+) -> tuple[StackedModel, Rows]:
+    """Returns the model with its vocabulary where it belongs, and its table."""
+    model = stacked.stack(adapters.module_of(config, family))
+    model = adapters.freeze(model, config.lora, family.heads)
+    rows = lora.with_rows(family.rows(config.model), model.shapes)
+    if config.dist.pipeline_vocabulary != "all_stages":
+        return model, without_axis(rows, "stage")
+    return dataclasses.replace(model, adapt=vocabulary.over_stages(region)), rows
+
+
+def _over_positions(
+    config: RunConfig,
+    model: StackedModel,
+    mesh: Mesh,
+    specs: Params,
+    context: context_parallel.Context | None,
+) -> StackedModel:
+    """Returns the model with its attention, and positions split as the config says."""
+    model = attention.with_core(model, attention_of(config, mesh), mesh)
+    if context is not None:
+        model = context_parallel.over_context(model, context)
+    if not config.dist.sequence_parallel:
+        return model
+    length = families.FAMILIES[config.model_name].num_tokens(config)
+    length //= config.dist.context_parallel_size
+    return sequence_parallel.over_sequence(model, mesh, specs, length=length)
 
 
 def attention_of(config: RunConfig, mesh: Mesh) -> str:

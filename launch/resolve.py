@@ -171,17 +171,7 @@ def resolve(
         raise ConfigError(problems)
 
     config = RunConfig(model_name=name, **sections)
-    problems = [
-        *config.broken_rules(),
-        *families.broken_rules(config),
-        *pipelines.broken_rules(config),
-        *context_parallel.broken_rules(config),
-        *_broken_attention_rules(config, devices),
-        *adapters.broken_rules(config),
-        *_broken_precision_rules(config),
-        *_broken_device_rules(config, devices),
-    ]
-    if problems:
+    if problems := list(_broken_relations(config, devices)):
         raise ConfigError(problems)
     dist = dataclasses.replace(config.dist, pipeline_num_layers=config.model.num_layers)
     formats = config.precision.resolved(config.model.dtype)
@@ -251,6 +241,18 @@ def _derive_data_parallel_size(
         used *= size if isinstance(size, int) and size > 0 else 1
     size = max(1, devices.num_devices // used) if devices.num_devices else 1
     return {**given, "data_parallel_size": size}
+
+
+def _broken_relations(config: RunConfig, devices: DeviceCount) -> Iterator[str]:
+    """Yields one sentence per broken rule between sections, or with the devices."""
+    yield from config.broken_rules()
+    yield from families.broken_rules(config)
+    yield from pipelines.broken_rules(config)
+    yield from context_parallel.broken_rules(config)
+    yield from _broken_attention_rules(config, devices)
+    yield from adapters.broken_rules(config)
+    yield from _broken_precision_rules(config)
+    yield from _broken_device_rules(config, devices)
 
 
 def _broken_precision_rules(config: RunConfig) -> Iterator[str]:

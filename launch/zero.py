@@ -283,13 +283,9 @@ def build(
             if divisor and leaf.shape[d] % (divisor * num_parts) == 0
         )
         narrow = jnp.dtype(dtype)
-        # Only what is cast where it is used. Tables are not: gradients of what is
-        # looked up in them add up in their dtype.
-        names = path_of(path).split("/")
-        is_cast = names[-1] == "kernel" and not any(
-            is_within(pattern, names) for pattern in formats.float32
+        is_narrowed = _is_cast(path_of(path), formats) and (
+            narrow.itemsize < leaf.dtype.itemsize
         )
-        is_narrowed = is_cast and narrow.itemsize < leaf.dtype.itemsize
         return Cut(
             dim=next(fitting, WHOLE),
             dtype=leaf.dtype,
@@ -307,6 +303,16 @@ def build(
         casts_once=stage == 0 and num_microbatches > 1,
         gradient_dtype=formats.gradient_dtype,
     )
+
+
+def _is_cast(path: str, formats: PrecisionConfig) -> bool:
+    """Whether a parameter is cast to the dtype of the computation where it is used.
+
+    Tables are not: gradients of what is looked up in them add up in their dtype.
+    """
+    names = path.split("/")
+    is_exact = any(is_within(pattern, names) for pattern in formats.float32)
+    return names[-1] == "kernel" and not is_exact
 
 
 def axes_of(spec: P) -> set[str]:
