@@ -8,7 +8,8 @@ import re
 import pytest
 
 from launch import generate, generation
-from launch.generation import GenerationConfig
+from launch.generation import Continuation, GenerationConfig
+from launch.stop_rules import StopRules
 from launch.trained import open_trained
 from models import stopping
 from models.sampling import SamplingConfig
@@ -169,8 +170,18 @@ def test_text_ends_before_what_it_is_to_end_at(run, tmp_path, capsys):
     [token] = tokenizer.encode(stop).ids
     assert text(f"--stop_token={token}") == cut
 
-    searched = text("--num_beams=2")
-    assert searched["score"] < 0
+
+def test_line_of_a_beam_search_has_its_score(one_device):
+    rules = StopRules(tokens=(0,))
+    found = Continuation(tokens=(258, 0), has_ended=True, score=-1.5)
+    assert generate.describe(one_device, rules, "a ", 1, found) == {
+        "prompt": "a ",
+        "sample": 1,
+        "text": "def",
+        "num_tokens": 2,
+        "ended_by": "stop",
+        "score": -1.5,
+    }
 
 
 def test_texts_are_printed_after_their_prompts(run, capsys):
@@ -241,14 +252,10 @@ def test_what_cannot_be_done_is_an_error(run, arguments, message, tmp_path, caps
     assert expected in capsys.readouterr().err
 
 
-def test_model_that_does_not_continue_texts_is_an_error(tmp_path, capsys):
-    sizes = {**trained_runs.SIZES, "vocab_size": 60, "max_len": 12}
-    trained_runs.make(
-        tmp_path, model={"name": "bert", **sizes}, data={"seq_length": 12}
-    )
-    assert main(tmp_path, "--prompt=x") == 1
+def test_model_that_does_not_continue_texts_is_an_error():
     expected = "model.name='bert' does not continue texts. Use the workdir of a gpt2."
-    assert expected in capsys.readouterr().err
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        generation.check_family("bert")
 
 
 def test_workdir_without_checkpoint_or_tokenizer_is_an_error(tmp_path, capsys):

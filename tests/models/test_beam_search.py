@@ -99,19 +99,23 @@ def best(texts, number, length_penalty):
 
 
 @functools.cache
-def search(num_beams, length_penalty, max_new_tokens=NUM_NEW):
+def compile_search(num_beams, length_penalty):
     algorithm = BeamSearch(
         decoder=ToyDecoder(),
         num_beams=num_beams,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=NUM_NEW,
         length_penalty=length_penalty,
     )
 
-    @jax.jit
     def run(prompts):
         state = algorithm.start(None, prompts, jnp.asarray(TABLE))
         return algorithm.finish(None, prompts, jnp.asarray(TABLE), state)
 
+    return jax.jit(run)
+
+
+def search(num_beams, length_penalty):
+    run = compile_search(num_beams, length_penalty)
     return jax.device_get(run(make_prompts(PROMPTS)))
 
 
@@ -177,9 +181,7 @@ def test_row_that_is_no_text_has_no_beams():
     prompts = dataclasses.replace(
         make_prompts(PROMPTS), ends=jnp.array([0, 1, 1], jnp.int32)
     )
-    algorithm = BeamSearch(decoder=ToyDecoder(), num_beams=2, max_new_tokens=NUM_NEW)
-    state = algorithm.start(None, prompts, jnp.asarray(TABLE))
-    assert not algorithm._is_open(state)[1:].any()
-    found = algorithm.finish(None, prompts, jnp.asarray(TABLE), state)
+    found = jax.device_get(compile_search(2, 1.0)(prompts))
     assert np.isneginf(found.scores[1:]).all()
+    assert (found.num_new[1:] == 0).all()
     np.testing.assert_array_equal(found.tokens[0], search(2, 1.0).tokens[0])

@@ -59,10 +59,9 @@ def test_each_step_scores_as_the_model_scores_the_whole_text(name):
         assert error <= 5 * LAYOUT_TOLERANCE * scale, n
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["best", "drawn"])
-def test_cache_changes_no_token(sampling):
-    cached = generate("cached", TEXTS, sampling)
-    recomputed = generate("recomputing", TEXTS, sampling)
+def test_cache_changes_no_token():
+    cached = generate("cached", TEXTS, DRAWN)
+    recomputed = generate("recomputing", TEXTS, DRAWN)
 
     np.testing.assert_array_equal(cached.tokens, recomputed.tokens)
     assert len(np.unique(cached.tokens)) > 4
