@@ -37,7 +37,11 @@ def main(arguments: list[str]) -> None:
     )
     start = time.perf_counter()
     train_state = state.create_state(
-        steps.model, steps.optimizer, seed=0, shardings=steps.shardings
+        steps.model,
+        steps.optimizer,
+        seed=0,
+        shardings=steps.shardings,
+        loss_scaling=steps.loss_scaling,
     )
     program: Any = step.build_train_step(steps)
     compiled = program.lower(train_state, batch).compile()
