@@ -25,7 +25,7 @@ NAMES: Mapping[str, str] = {
     "attention_norm": "output of the norm of the attention half",
     "qkv": "queries, keys and values",
     "attention_values": "output of the attention core",
-    "attention_lse": "its normalizers, where the core is computed in blocks",
+    "attention_lse": "its normalizers, unless all scores are computed at once",
     "attention_out": "output of the attention half, before dropout",
     "mlp_norm": "output of the norm of the MLP half",
     "mlp_up": "hidden values of the MLP, before the activation",
