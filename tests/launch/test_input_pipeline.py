@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from launch import bert_data, families, input_pipeline, run_config
+from launch import bert_data, families, input_pipeline, ramp_up, run_config
 from launch.data import bert_samples, masking, token_store, tokenizer
 from launch.run_config import DataConfig
 from models.bert import BertConfig
@@ -135,8 +135,8 @@ def test_every_epoch_is_another_order_of_all_samples(data):
     stream = input_pipeline._TrainBatch(
         samples=_Spans(),
         order=pipeline._order(),
-        global_batch_size=num,
-        rows=np.arange(num),
+        sizes=ramp_up.build(None, num),
+        share=(0, num, num),
     )
     epochs = [stream(step).tolist() for step in range(3)]
 
