@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from launch.block_attention import BLOCKS, BlockAttention
 from models import weight_dropout
-from models.attention import CORES, Core
+from models.attention import CORES, Attention, Core
 from models.layers import BlockConfig
 from models.masks import AttentionMask
 from models.stacked import StackedModel
@@ -81,19 +82,30 @@ def broken_rules(
         )
 
 
-def with_core(model: StackedModel, name: str, mesh: Mesh) -> StackedModel:
-    """Returns the model with this implementation in each of its blocks.
+def with_core(model: StackedModel, mesh: Mesh, *, has_cudnn: bool) -> StackedModel:
+    """Returns the model with the implementation of a run in all its attention.
 
     Args:
         model: The model.
-        name: From `choose`.
         mesh: Its devices, with an axis ``tensor`` that is left to XLA.
+        has_cudnn: See `choose`.
     """
-    core = make_core(name, mesh)
+    platform = mesh.devices.flat[0].platform
+    made = {name: make_core(name, mesh) for name in CORES}
+
+    def core_of(config: BlockConfig) -> Core:
+        def core(q_BLHK: jax.Array, *others: Any, **dropping: Any) -> jax.Array:
+            length = q_BLHK.shape[1]
+            name = choose(config, platform=platform, length=length, has_cudnn=has_cudnn)
+            return made[name](q_BLHK, *others, **dropping)
+
+        return core
 
     def adapt_block(block: Any) -> None:
         model.adapt_block(block)
-        block.attention.core = core
+        for _, module in list(nnx.iter_modules(block)):
+            if isinstance(module, Attention):
+                module.core = core_of(module.config)
 
     return dataclasses.replace(model, adapt_block=adapt_block)
 

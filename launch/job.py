@@ -255,7 +255,9 @@ def build_steps(
     rule = optimizer.build(config.optim, num_steps=num_steps)
     rule = adapters.of_trained(rule, model)
     specs = state.param_specs(model, rows, mesh.axis_names)
-    context = context_parallel.build(config, region, attention_of(config, mesh))
+    context = None
+    if config.dist.context_parallel_size > 1:
+        context = context_parallel.build(config, region, attention_of(config, mesh))
     model = _over_positions(config, model, mesh, specs, context)
     held = zero.build(
         config.zero,
@@ -315,7 +317,7 @@ def _over_positions(
     context: context_parallel.Context | None,
 ) -> StackedModel:
     """Returns the model with its attention, and positions split as the config says."""
-    model = attention.with_core(model, attention_of(config, mesh), mesh)
+    model = attention.with_core(model, mesh, has_cudnn=has_cudnn())
     if context is not None:
         model = context_parallel.over_context(model, context)
     if not config.dist.sequence_parallel:
