@@ -21,7 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
     model = bert_heads.BertHeadConfig(**dataclasses.asdict(bert.SIZES["tiny"]))
     config.model = {"name": "bert_tagger", **dataclasses.asdict(model)}
     config.model.update(num_heads=4, vocab_size=8192, max_len=128, num_classes=6)
-    config.data.update(validation_fraction=0.05)
+    config.data.update(validation_fraction=0.1)
     config.optim.update(learning_rate=1e-3, warmup_steps=20, grad_clip_norm=1.0)
     config.train.update(num_steps=200, global_batch_size=32, log_every=10)
     config.eval.update(every_steps=100)

@@ -175,10 +175,8 @@ def _open(data: DataConfig, model: BertHeadConfig, seed: int, task: _Task) -> _O
         held_out = np.arange(len(held_from))
     else:
         held_from = found
-        is_held_out = draws.is_held_out(
-            found.hashes, fraction=data.validation_fraction, seed=seed
-        )
-        held_out = np.flatnonzero(is_held_out)
+        held_out = _held_out(found, data.validation_fraction, seed)
+        is_held_out = np.isin(found.hashes, found.hashes[held_out])
     trained = np.flatnonzero(~is_held_out)
     if len(trained) == 0:
         raise ValueError(
@@ -196,6 +194,23 @@ def _open(data: DataConfig, model: BertHeadConfig, seed: int, task: _Task) -> _O
         tokenizer=tokens,
         classes=tuple(names),
     )
+
+
+def _held_out(store: LabelledTokens, fraction: float, seed: int) -> np.ndarray:
+    """Returns the indices of samples to hold out, all or none of each source.
+
+    Pieces with a class each are drawn from each class apart: it may have few sources.
+    """
+    is_of_part = [np.ones(len(store), bool)]
+    are_pieces = not np.array_equal(store.sources, store.hashes)
+    if are_pieces and len(store.labels) == len(store):
+        is_of_part = [store.labels == label for label in np.unique(store.labels)]
+    parts = map(np.flatnonzero, is_of_part)
+    drawn = [
+        part[draws.is_held_out(store.sources[part], fraction=fraction, seed=seed)]
+        for part in parts
+    ]
+    return np.sort(np.concatenate(drawn))
 
 
 def _relabel(

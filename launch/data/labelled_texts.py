@@ -29,11 +29,14 @@ class Example:
         place: Where it stands, for messages.
         texts: A text or a pair of texts; or its words.
         labels: Of the text, one; or of each word.
+        source: What it is a piece of: pieces of the same are held out together. None if
+            it stands for itself.
     """
 
     place: str
     texts: tuple[str, ...]
     labels: tuple[str, ...]
+    source: str | None = None
 
 
 Examples = Iterator[Example]

@@ -34,6 +34,8 @@ class LabelledTokens:
             `NO_LABEL` stands on all pieces of a word but the first.
         names: The labels that there are, each once.
         hashes: uint64 ``(num_samples,)``: samples of equal texts have equal ones.
+        sources: uint64 ``(num_samples,)``: those of samples that are held out together
+            are equal.
     """
 
     tokens: np.ndarray
@@ -42,6 +44,7 @@ class LabelledTokens:
     labels: np.ndarray
     names: np.ndarray
     hashes: np.ndarray
+    sources: np.ndarray
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -123,7 +126,8 @@ def from_examples(
 ) -> LabelledTokens:
     """Returns the tokens of samples."""
     tokens, labels = array.array("i"), array.array("i")
-    starts, first_sizes, hashes = (array.array(kind) for kind in "qqQ")
+    starts, first_sizes = array.array("q"), array.array("q")
+    hashes, sources = array.array("Q"), array.array("Q")
     starts.append(0)
     label_of: dict[str, int] = {}
     for part in _batches(examples):
@@ -137,7 +141,9 @@ def from_examples(
                 tokens.extend(text)
             first_sizes.append(len(texts[0]))
             starts.append(len(tokens))
-            hashes.append(_hash(example))
+            hashes.append(_hash("\0".join(example.texts)))
+            source = example.source
+            sources.append(hashes[-1] if source is None else _hash(source))
     return LabelledTokens(
         tokens=np.array(tokens, np.int32),
         starts=np.array(starts, np.int64),
@@ -145,6 +151,7 @@ def from_examples(
         labels=np.array(labels, np.int32),
         names=np.array(list(label_of), np.str_),
         hashes=np.array(hashes, np.uint64),
+        sources=np.array(sources, np.uint64),
     )
 
 
@@ -154,8 +161,7 @@ def _batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
         yield part
 
 
-def _hash(example: Example) -> int:
-    text = "\0".join(example.texts)
+def _hash(text: str) -> int:
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
 
@@ -170,4 +176,5 @@ def _write(path: pathlib.Path, found: LabelledTokens) -> None:
             labels=found.labels,
             names=found.names,
             hashes=found.hashes,
+            sources=found.sources,
         )

@@ -3,7 +3,8 @@
 Samples are some lines of a package of the standard library each, in the order of the
 files. Their class is the package; or each word of them has as label what
 `tokenize` takes it for, with keywords apart from names. What is inside of strings and
-comments is cut into words, which do not tell of themselves where they stand.
+comments is cut into words, which do not tell of themselves where they stand. Of a file
+all samples are held out, or none: what is learned of a file must not help.
 """
 
 import hashlib
@@ -73,19 +74,20 @@ def _fingerprint() -> str:
 
 def _package_examples() -> Iterator[Example]:
     for package, path in _files():
-        lines = path.read_text(encoding="utf-8").splitlines()
-        lines = [line for line in lines if line.strip()]
+        source = path.read_text(encoding="utf-8")
+        lines = [line for line in source.splitlines() if line.strip()]
         for start in range(0, len(lines), LINES_PER_SAMPLE):
             text = "\n".join(lines[start : start + LINES_PER_SAMPLE])
-            yield Example(f"{path}, line {start}", (text,), (package,))
+            yield Example(f"{path}, line {start}", (text,), (package,), source)
 
 
 def _token_examples() -> Iterator[Example]:
     for _, path in _files():
-        words = list(_words(path.read_text(encoding="utf-8")))
+        source = path.read_text(encoding="utf-8")
+        words = list(_words(source))
         for start in range(0, len(words), WORDS_PER_SAMPLE):
             texts, labels = zip(*words[start : start + WORDS_PER_SAMPLE], strict=True)
-            yield Example(f"{path}, word {start}", texts, labels)
+            yield Example(f"{path}, word {start}", texts, labels, source)
 
 
 def _words(source: str) -> Iterator[tuple[str, str]]:

@@ -373,6 +373,22 @@ def test_embedded_tasks_are_of_the_standard_library():
     ]
 
 
+def test_whole_files_of_embedded_tasks_are_held_out(make_data):
+    data = make_data([], files=(), validation_fraction=0.1, seq_length=32)
+    model = dataclasses.replace(MODEL, num_classes=10)
+
+    splits = classify(data, model)
+
+    store = splits.train.store
+    trained, held_out = splits.train.indices, splits.validation.indices
+    assert 0.1 * len(store) <= len(held_out) < 0.3 * len(store)
+    for name in ("sources", "hashes"):
+        values = getattr(store, name)
+        assert not np.isin(values[trained], values[held_out]).any()
+    labels = store.labels
+    assert set(labels[trained]) == set(labels[held_out]) == set(range(10))
+
+
 def test_rows_of_every_length_hold_as_much_as_fits(make_data):
     pair = {"text": "cat " * 5, "text_pair": "dog " * 7, "label": 0}
     splits = classify(make_data([pair, text("red", 1)]))
