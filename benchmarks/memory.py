@@ -73,9 +73,10 @@ class Bytes:
 DATA, TENSOR = "dist.data_parallel_size", "dist.tensor_parallel_size"
 ZERO, REMAT, ATTENTION = "zero.stage", "remat", "model.attention"
 LOSS_CHUNK = "model.loss_chunk_size"
-FULL, SELECTIVE = {REMAT: "full"}, {REMAT: "selective"}
+FULL: Fields = {REMAT: "full"}
+SELECTIVE: Fields = {REMAT: "selective"}
 ON_HOST = ("mlp_up", "mlp_activation")
-OFFLOAD = {
+OFFLOAD: Fields = {
     REMAT: {name: "offload" if name in ON_HOST else "save" for name in remat.NAMES}
 }
 RECOMPUTATION: Rows = {
@@ -89,12 +90,11 @@ ZERO_STAGES: Rows = {
 }
 ZERO_3: Rows = {"`selective`, ZeRO 3": SELECTIVE | {ZERO: 3}}
 CUDNN: Rows = {"`selective`, cuDNN attention": SELECTIVE | {ATTENTION: "cudnn"}}
+BY_TWO: Fields = SELECTIVE | {DATA: 4, TENSOR: 2}
 BY_TENSOR: Rows = {
-    f"`selective`, data 4 x tensor 2{name}": SELECTIVE | {DATA: 4, TENSOR: 2} | fields
-    for name, fields in {
-        "": {},
-        ", sequence parallel": {"dist.sequence_parallel": True},
-    }.items()
+    "`selective`, data 4 x tensor 2": BY_TWO,
+    "`selective`, data 4 x tensor 2, sequence parallel": BY_TWO
+    | {"dist.sequence_parallel": True},
 }
 COMMON: Fields = {
     DATA: 8,

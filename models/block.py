@@ -109,8 +109,8 @@ class Block(nnx.Module):
     def _drop(
         self, branch: jax.Array, keys_B: jax.Array | None, layer: int | jax.Array
     ) -> jax.Array:
-        rate, name = self.config.dropout_rate, "dropout_mask"
-        branch = self.drop(branch, rate, fold_keys(keys_B, 0), name=name)
+        share, name = self.config.dropout_rate, "dropout_mask"
+        branch = self.drop(branch, share, fold_keys(keys_B, 0), name=name)
         if self.config.stochastic_depth_rate == 0:
             return branch
         # Equal blocks run as one program: only at run time does one know its depth.
