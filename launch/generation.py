@@ -6,7 +6,6 @@ with its own last text. What is drawn for a text depends on the seed and the num
 the text alone, not on the batch it is in.
 """
 
-import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -17,17 +16,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from launch import text_batches
 from launch.trained import Trained
 from models.beam_search import BeamSearch
 from models.decoding import AbstractDecoder, CachedDecoder
 from models.generation import Generation, Prompts
-from models.layers import round_up
 from models.rules import at_least, between
 from models.sampling import SamplingConfig
 from models.stacked import Params, StackedModel
 
 FAMILIES = ("gpt2",)  # whose blocks are causal
-MIN_LENGTH = 16  # of a batch of prompts: shorter ones share a program
 
 Arrays = dict[str, Any]
 
@@ -145,11 +143,12 @@ class Generator:
         shared = {"table": jnp.asarray(self.table), "seed": seed}
         num_texts = self.config.num_samples // self.config.num_draws
         found: list[list[Continuation]] = [[] for _ in prompts]
-        for rows in _batches(prompts, self.config, self.trained):
-            batch = _make_batch(prompts, rows, len(self.table) - 1)
+        for numbers, batch in _batches(
+            prompts, self.config, self.trained, end=len(self.table) - 1
+        ):
             outputs = self.program(self.trained.params, batch, shared)
             outputs = jax.device_get(outputs)
-            for row, (prompt, _) in enumerate(rows.texts):
+            for row, prompt in enumerate(numbers):
                 found[prompt] += _read(outputs, row, self.table)[:num_texts]
         return found
 
@@ -324,55 +323,40 @@ def _keys(seed: jax.Array, prompt_B: jax.Array, sample_B: jax.Array) -> jax.Arra
     return jax.vmap(of_text)(prompt_B, sample_B)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
-    """Rows of a batch.
-
-    Attributes:
-        texts: The numbers of prompt and sample of each row that holds a text.
-        num_rows: With those that hold none.
-        length: Tokens that a row has room for.
-    """
-
-    texts: list[tuple[int, int]]
-    num_rows: int
-    length: int
-
-
 def _batches(
-    prompts: Sequence[Sequence[int]], config: GenerationConfig, trained: Trained
-) -> Iterator[_Rows]:
-    """Yields batches of prompts of about the same length, of few different shapes."""
-    longest = trained.config.model.max_len - config.max_new_tokens
-    by_length: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
-    for number, prompt in enumerate(prompts):
-        room = max(MIN_LENGTH, 1 << (len(prompt) - 1).bit_length())
-        texts = [(number, sample) for sample in range(config.num_draws)]
-        by_length[min(room, longest)] += texts
-    for length, texts in sorted(by_length.items()):
-        needed = round_up(len(texts), trained.data_parallel_size)
-        size = min(config.global_batch_size, needed)
-        for start in range(0, len(texts), size):
-            part = texts[start : start + size]
-            yield _Rows(texts=part, num_rows=size, length=length)
+    prompts: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    trained: Trained,
+    *,
+    end: int,
+) -> Iterator[tuple[list[int], Arrays]]:
+    """Yields batches, each with the number of the prompt in each of its rows.
 
-
-def _make_batch(prompts: Sequence[Sequence[int]], rows: _Rows, end: int) -> Arrays:
-    """Returns the arrays of a batch; a row without a text has ended already."""
-    batch: Arrays = {
-        "tokens": np.zeros((rows.num_rows, rows.length), np.int32),
-        "lengths": np.ones(rows.num_rows, np.int32),
-        "ends": np.full(rows.num_rows, end, np.int32),
-        "prompt": np.zeros(rows.num_rows, np.int32),
-        "sample": np.zeros(rows.num_rows, np.int32),
-    }
-    for row, (prompt, sample) in enumerate(rows.texts):
-        tokens = prompts[prompt]
-        batch["tokens"][row, : len(tokens)] = tokens
-        batch["lengths"][row] = len(tokens)
-        batch["ends"][row] = 0
-        batch["prompt"][row], batch["sample"][row] = prompt, sample
-    return batch
+    A row without a text is one that has ended, in state ``end``.
+    """
+    draws = range(config.num_draws)
+    texts = [(prompt, draw) for prompt in range(len(prompts)) for draw in draws]
+    for rows in text_batches.by_length(
+        [len(prompts[prompt]) for prompt, _ in texts],
+        longest=trained.config.model.max_len - config.max_new_tokens,
+        global_batch_size=config.global_batch_size,
+        data_parallel_size=trained.data_parallel_size,
+    ):
+        batch: Arrays = {
+            "tokens": np.zeros((rows.num_rows, rows.length), np.int32),
+            "lengths": np.ones(rows.num_rows, np.int32),
+            "ends": np.full(rows.num_rows, end, np.int32),
+            "prompt": np.zeros(rows.num_rows, np.int32),
+            "sample": np.zeros(rows.num_rows, np.int32),
+        }
+        chosen = [texts[text] for text in rows.texts]
+        for row, (prompt, draw) in enumerate(chosen):
+            tokens = prompts[prompt]
+            batch["tokens"][row, : len(tokens)] = tokens
+            batch["lengths"][row] = len(tokens)
+            batch["ends"][row] = 0
+            batch["prompt"][row], batch["sample"][row] = prompt, draw
+        yield [prompt for prompt, _ in chosen], batch
 
 
 def _read(outputs: Arrays, row: int, table_SV: np.ndarray) -> list[Continuation]:

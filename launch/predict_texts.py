@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import tokenizers
 
-from launch import predictors, workdir
+from launch import predictors, text_batches, workdir
 from launch.data import labelled_samples, labelled_texts, text_files, tokenizer
 from launch.data.labelled_samples import Rows
 from launch.data.labelled_texts import Example
@@ -24,7 +24,6 @@ from launch.data.labelled_tokens import (
 from launch.predictors import Batch, Item, Record
 from launch.trained import Trained
 
-MIN_LENGTH = 16
 SUFFIXES = (".txt", *text_files.JSON_SUFFIXES, *labelled_texts.TABLE_SUFFIXES)
 MASK = "[MASK]"
 
@@ -53,9 +52,9 @@ class TextReader:
         examples = [Example(i.place, i.texts, ("",) * len(i.texts)) for i in items]
         store = from_examples(examples, self.tokens, self.encode)
         longest = int(np.diff(store.starts).max()) + 3
-        length = max(MIN_LENGTH, 1 << (longest - 1).bit_length())
+        length = text_batches.row_length(longest, self.max_len)
         rows = labelled_samples.make_rows(
-            store, np.arange(len(items)), self.vocabulary, min(length, self.max_len)
+            store, np.arange(len(items)), self.vocabulary, length
         )
         return store, rows
 

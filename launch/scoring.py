@@ -5,7 +5,6 @@ asked; tokens of the context count nothing. `windows` cuts a text of any length 
 pieces that the model has positions for.
 """
 
-import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,12 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from launch import generation, step
+from launch import generation, step, text_batches
+from launch.text_batches import TextBatch
 from launch.trained import Trained
-from models.layers import round_up
 from models.losses import cross_entropy
-
-MIN_LENGTH = 16  # of a batch of pieces: shorter ones share a program
 
 Tokens = Sequence[int]
 Piece = tuple[Tokens, Tokens]
@@ -65,25 +62,22 @@ class Scorer:
                 positions for.
         """
         max_len = self.trained.config.model.max_len
-        by_length: dict[int, list[int]] = collections.defaultdict(list)
         for number, (context, following) in enumerate(pieces):
             _check(number, context, following, max_len)
-            length = min(len(context) + len(following) - 1, max_len)
-            room = max(MIN_LENGTH, 1 << (length - 1).bit_length())
-            by_length[min(room, max_len)].append(number)
         scores: list[Score | None] = [None] * len(pieces)
-        for length, numbers in sorted(by_length.items()):
-            needed = round_up(len(numbers), self.trained.data_parallel_size)
-            size = min(self.global_batch_size, needed)
-            for start in range(0, len(numbers), size):
-                part = numbers[start : start + size]
-                batch = _make_batch([pieces[n] for n in part], size, length)
-                outputs = jax.device_get(self.program(self.trained.params, batch))
-                for row, number in enumerate(part):
-                    scores[number] = Score(
-                        log_prob=float(outputs["log_prob"][row]),
-                        is_greedy=bool(outputs["num_missed"][row] == 0),
-                    )
+        for rows in text_batches.by_length(
+            [len(context) + len(following) - 1 for context, following in pieces],
+            longest=max_len,
+            global_batch_size=self.global_batch_size,
+            data_parallel_size=self.trained.data_parallel_size,
+        ):
+            batch = _make_batch(pieces, rows)
+            outputs = jax.device_get(self.program(self.trained.params, batch))
+            for row, number in enumerate(rows.texts):
+                scores[number] = Score(
+                    log_prob=float(outputs["log_prob"][row]),
+                    is_greedy=bool(outputs["num_missed"][row] == 0),
+                )
         return [score for score in scores if score is not None]
 
     def score_texts(self, texts: Sequence[Tokens], prefix: int) -> list[float]:
@@ -169,17 +163,17 @@ def _check(number: int, context: Tokens, following: Tokens, max_len: int) -> Non
         )
 
 
-def _make_batch(
-    pieces: Sequence[Piece], num_rows: int, length: int
-) -> dict[str, np.ndarray]:
+def _make_batch(pieces: Sequence[Piece], rows: TextBatch) -> dict[str, np.ndarray]:
+    shape = rows.num_rows, rows.length
     batch = {
-        "tokens": np.zeros((num_rows, length), np.int32),
-        "targets": np.zeros((num_rows, length), np.int32),
-        "is_asked": np.zeros((num_rows, length), np.float32),
+        "tokens": np.zeros(shape, np.int32),
+        "targets": np.zeros(shape, np.int32),
+        "is_asked": np.zeros(shape, np.float32),
     }
-    for row, (context, following) in enumerate(pieces):
+    for row, number in enumerate(rows.texts):
+        context, following = pieces[number]
         # Of a context that is too long, what comes last is kept.
-        whole = [*context, *following][-(length + 1) :]
+        whole = [*context, *following][-(rows.length + 1) :]
         end = len(whole) - 1
         batch["tokens"][row, :end] = whole[:-1]
         batch["targets"][row, :end] = whole[1:]

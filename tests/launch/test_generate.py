@@ -86,8 +86,7 @@ def test_layout_changes_no_text_that_is_searched(one_device, four_devices):
 def compile_text(trained, config):
     """Returns the compiled program for the prompts."""
     program = generation.build_program(trained, config)
-    rows = next(iter(generation._batches(PROMPTS, config, trained)))
-    batch = generation._make_batch(PROMPTS, rows, 1)
+    _, batch = next(generation._batches(PROMPTS, config, trained, end=1))
     shared = {"table": TABLE, "seed": 0}
     return program.lower(trained.params, batch, shared).compile().as_text()
 
