@@ -26,6 +26,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from launch import ring_attention
+from launch.attention import choose
 from launch.block_attention import BLOCKS
 from launch.passing import GATHER, PASS_ON
 from launch.ring import Ring, num_parts
@@ -230,17 +231,25 @@ class Context:
         return jnp.pad(x_BN, ((0, 0), (0, more)))
 
 
-def build(config: RunConfig, region: ManualRegion, attention: str) -> Context | None:
+def build(
+    config: RunConfig, region: ManualRegion, *, has_cudnn: bool
+) -> Context | None:
     """Returns how a run spreads its sequences; None if it does not.
 
     Args:
         config: Of the run.
         region: Of the run.
-        attention: Name of the implementation, from `launch.attention.choose`.
+        has_cudnn: See `launch.attention.choose`.
     """
     size = config.dist.context_parallel_size
     if size == 1:
         return None
+    attention = choose(
+        config.model,
+        platform=region.mesh.devices.flat[0].platform,
+        length=part_length(config, config.data.seq_length),
+        has_cudnn=has_cudnn,
+    )
     dist = config.dist
     # cuDNN is to be called where XLA has nothing left to split.
     is_per_head = dist.tensor_parallel_size > 1 or attention == "cudnn"

@@ -255,9 +255,7 @@ def build_steps(
     rule = optimizer.build(config.optim, num_steps=num_steps)
     rule = adapters.of_trained(rule, model)
     specs = state.param_specs(model, rows, mesh.axis_names)
-    context = None
-    if config.dist.context_parallel_size > 1:
-        context = context_parallel.build(config, region, attention_of(config, mesh))
+    context = context_parallel.build(config, region, has_cudnn=has_cudnn())
     model = _over_positions(config, model, mesh, specs, context)
     held = zero.build(
         config.zero,

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from launch import ring_attention
 from launch.block_attention import BLOCKED, PLAIN
+from launch.passing import GATHER, PASS_ON
 from launch.ring import Ring
 from models import weight_dropout
 from models.attention import attend
@@ -34,7 +35,7 @@ MASKS = {
     PADDED: AttentionMask(is_key=IS_KEY),
     PADDED_PACKED: AttentionMask(is_key=IS_KEY, documents=DOCUMENTS),
 }
-RATE = 0.3
+RATE, FLOAT = 0.3, jnp.float32
 
 
 def inputs():
@@ -56,8 +57,8 @@ class Program:
 
 
 @functools.cache
-def make_ring(size, mask_name, blocks=PLAIN, rate=0.0, dtype=jnp.float32):
-    ring = Ring(axis_name="context", size=size, blocks=blocks)
+def make_ring(size, mask_name, blocks=PLAIN, rate=0.0, passing=PASS_ON, dtype=FLOAT):
+    ring = Ring(axis_name="context", size=size, blocks=blocks, passing=passing)
     devices = np.array(jax.devices()[:size])
     mesh = Mesh(devices, ("context",), axis_types=(AxisType.Auto,))
     spec = P(None, "context")
@@ -85,8 +86,9 @@ def compile_ring(*options):
     return jax.jit(ring.program).lower(*ring.arguments).compile()
 
 
-def check(size, mask_name, blocks=PLAIN, rate=0.0):
-    ring = make_ring(size, mask_name, blocks, rate)
+def check(size, mask_name, blocks=PLAIN, rate=0.0, passing=PASS_ON):
+    options = size, mask_name, blocks, rate, passing
+    ring = make_ring(*options)
     mask, (arrays, *others) = MASKS[mask_name], ring.arguments
     # What a query gets that sees no key is not agreed upon.
     visible = mask.visible(L, L)
@@ -99,7 +101,7 @@ def check(size, mask_name, blocks=PLAIN, rate=0.0):
     expected = out * sees_BL11, *vjp(grad * sees_BL11)
     sees_BL11 = sees_BL11[:, ring.order]
     arrays = [*arrays[:3], arrays[3] * sees_BL11]
-    out, *grads = compile_ring(size, mask_name, blocks, rate)(arrays, *others)
+    out, *grads = compile_ring(*options)(arrays, *others)
     found = out * sees_BL11, *grads
     for name, ours, theirs in zip(("out", "q", "k", "v"), found, expected, strict=True):
         worst = np.abs(ours - theirs[:, ring.order]).max() / np.abs(theirs).max()
@@ -121,13 +123,17 @@ def test_what_is_dropped_is_the_same_as_on_one_device(mask_name):
     check(2, mask_name, rate=RATE)
 
 
+@pytest.mark.parametrize("mask_name", [PACKED, PADDED])
+def test_keys_that_are_gathered_do_as_well(mask_name):
+    check(4, mask_name, passing=GATHER)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mask_name", MASKS)
-@pytest.mark.parametrize("size", [2, 3, 4, 8])
-def test_ring_of_blocks_equals_one_device(size, mask_name):
-    if L % (2 * size) == 0:
-        check(size, mask_name, blocks=BLOCKED, rate=RATE)
-    check(4, mask_name, blocks=PLAIN, rate=RATE)
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("blocks", [PLAIN, BLOCKED], ids=["plain", "blocked"])
+def test_ring_of_any_size_equals_one_device(blocks, size, mask_name):
+    check(size, mask_name, blocks=blocks, rate=RATE)
 
 
 def equations(jaxpr, times=1):
