@@ -73,6 +73,7 @@ def untrained(config: RunConfig, devices: resolve.DeviceCount) -> Trained:
     steps = job.build_steps(config, mesh)
     init = jax.jit(steps.model.init, out_shardings=steps.shardings.params)
     return Trained(
+        directory="",
         config=config,
         mesh=mesh,
         steps=steps,

@@ -140,17 +140,14 @@ def build(trained: Trained, *, global_batch_size: int = 16) -> Answers:
             for the end of a text, or the batch size does not fit the layout.
     """
     scorer = scoring.build(trained, global_batch_size=global_batch_size)
-    if trained.tokenizer is None:
-        raise ValueError("The run has no tokenizer. Copy its tokenizer.json there.")
-    prefix = trained.tokenizer.token_to_id(END_OF_TEXT)
+    tokenizer = trained.need_tokenizer()
+    prefix = tokenizer.token_to_id(END_OF_TEXT)
     if prefix is None:
         raise ValueError(
             f"The tokenizer has no {END_OF_TEXT}, which stands before every text. Add"
             " it to the tokenizer.json of the run."
         )
-    return Answers(
-        trained=trained, tokenizer=trained.tokenizer, prefix=prefix, scorer=scorer
-    )
+    return Answers(trained=trained, tokenizer=tokenizer, prefix=prefix, scorer=scorer)
 
 
 def to_lm(answers: Answers) -> Any:

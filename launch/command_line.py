@@ -2,7 +2,14 @@
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from launch.checkpoint import CheckpointError
+
+# What a user of a trained model can cause; training has a list of its own.
+EXPECTED = (CheckpointError, OSError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +82,21 @@ def parse(arguments: Sequence[str]) -> Options:
             " one of them out."
         )
     return options
+
+
+def exit_code(work: Callable[[], object]) -> int:
+    """Does the work of a command and returns its exit code.
+
+    For what a user can cause the message says what to do, without a stack trace.
+    """
+    try:
+        work()
+    except BrokenPipeError:  # whoever reads, such as `head`, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except EXPECTED as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _folder(text: str) -> str:

@@ -19,8 +19,17 @@ from typing import Any
 import jax
 import tokenizers
 
-from launch import distributed, job, resolve, state, step, workdir
-from launch.checkpoint import Checkpointer, CheckpointError
+from launch import (
+    command_line,
+    distributed,
+    job,
+    origin,
+    resolve,
+    state,
+    step,
+    workdir,
+)
+from launch.checkpoint import Checkpointer
 from launch.data import tokenizer
 from launch.resolve import DeviceCount
 from launch.run_config import RunConfig
@@ -39,8 +48,6 @@ ONE_DEVICE_SIZES = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
 }
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")
-EXPECTED = (CheckpointError, OSError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +78,7 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line and returns the exit code."""
     options = parse(arguments)
-    try:
-        convert_one = import_run if options.source_format == "hf" else export_run
-        num_params, config = convert_one(options)
-    except EXPECTED as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(
-        f"{options.target}: {config.model_name} of {num_params:,} parameters in"
-        f" {config.model.param_dtype}, from {options.source}"
-    )
-    return 0
+    return command_line.exit_code(lambda: run(options))
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -108,6 +105,16 @@ def parse(arguments: Sequence[str]) -> Options:
     if options.source_format == options.target_format:
         parser.error(f"--from and --to are both {options.target_format}.")
     return options
+
+
+def run(options: Options) -> None:
+    """Converts as the options say, and prints what there is now."""
+    convert_one = import_run if options.source_format == "hf" else export_run
+    num_params, config = convert_one(options)
+    print(
+        f"{options.target}: {config.model_name} of {num_params:,} parameters in"
+        f" {config.model.param_dtype}, from {options.source}"
+    )
 
 
 def import_run(options: Options) -> tuple[int, RunConfig]:
@@ -189,11 +196,7 @@ def read_run(directory: pathlib.Path, step: int | None) -> tuple[RunConfig, Para
         ConfigError: If its config is not of this version.
         CheckpointError: If it is no workdir, or the checkpoint cannot be read.
     """
-    if not (directory / workdir.CONFIG_FILE).is_file():
-        raise CheckpointError(
-            f"'{directory}' holds no {workdir.CONFIG_FILE}. Name the workdir of a run."
-        )
-    values = resolve.load(str(directory / workdir.CONFIG_FILE))
+    values = workdir.load_config(str(directory))
     config = resolve.resolve(for_one_device(values), {}, ONE_DEVICE)
     abstract = _abstract_params(build_steps(config))
     with Checkpointer(directory / workdir.CHECKPOINTS) as checkpointer:
@@ -241,10 +244,8 @@ def _config_of(files: PublishedFiles, path: str | None) -> RunConfig:
     values = for_one_device(values)
     values["model"] = {"name": name, **dataclasses.asdict(model)}
     data: dict[str, Any] = dict(values.get("data", {}))
-    candidates = [files.directory / file for file in TOKENIZER_FILES]
-    found = [str(file.absolute()) for file in candidates if file.is_file()]
-    if found and data.get("tokenizer") is None:
-        data["tokenizer"] = found[0]
+    if data.get("tokenizer") is None:
+        data["tokenizer"] = origin.find_tokenizer(files.directory)
     if name != "vit" and "seq_length" not in data:
         data["seq_length"] = min(128, model.max_len)
     if name in published_config.CLASSIFIERS and data.get("classes") is None:

@@ -16,15 +16,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from launch import generation, stop_rules, workdir
-from launch.checkpoint import CheckpointError
+from launch import command_line, generation, stop_rules, workdir
 from launch.generation import Continuation, GenerationConfig
 from launch.stop_rules import StopRules
 from launch.trained import Trained, open_trained
 from models.sampling import SamplingConfig
-
-# What a user can cause. The message says what to do, so no stack trace is shown.
-EXPECTED = (CheckpointError, OSError, ValueError)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +55,7 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line and returns the exit code."""
     options = parse(arguments)
-    try:
-        run(options)
-    except EXPECTED as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return command_line.exit_code(lambda: run(options))
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -134,17 +125,12 @@ def continue_texts(
             options break rules.
     """
     generation.check_family(trained.config.model_name)
-    if trained.tokenizer is None:
-        raise ValueError(
-            f"'{options.workdir}' has no tokenizer. Copy the model's"
-            f" {workdir.TOKENIZER_FILE} there."
-        )
+    tokenizer = trained.need_tokenizer()
     rules = stop_rules.of_tokenizer(
-        trained.tokenizer, options.stop_strings, options.stop_tokens
+        tokenizer, options.stop_strings, options.stop_tokens
     )
-    num_tokens = trained.config.model.padded_vocab_size
-    table_SV = rules.table(trained.tokenizer, num_tokens)
-    encodings = trained.tokenizer.encode_batch(prompts, add_special_tokens=False)
+    table_SV = rules.table(tokenizer, trained.config.model.padded_vocab_size)
+    encodings = tokenizer.encode_batch(prompts, add_special_tokens=False)
     tokens = [encoding.ids for encoding in encodings]
     return rules, generation.build(trained, options.config, table_SV).generate(tokens)
 
@@ -157,11 +143,10 @@ def describe(
     continuation: Continuation,
 ) -> dict:
     """Returns a line of the output, as JSON has it."""
-    assert trained.tokenizer is not None
     line = {
         "prompt": prompt,
         "sample": sample,
-        "text": rules.text_of(trained.tokenizer, continuation.tokens),
+        "text": rules.text_of(trained.need_tokenizer(), continuation.tokens),
         "num_tokens": len(continuation.tokens),
         "ended_by": "stop" if continuation.has_ended else "max_new_tokens",
     }

@@ -14,23 +14,14 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from launch import answers, workdir
-from launch.checkpoint import CheckpointError
+from launch import answers, command_line, workdir
 from launch.trained import open_trained
-
-# What a user can cause. The message says what to do, so no stack trace is shown.
-EXPECTED = (CheckpointError, OSError, ValueError)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line and returns the exit code."""
     options = parse(arguments)
-    try:
-        run(options)
-    except EXPECTED as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return command_line.exit_code(lambda: run(options))
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

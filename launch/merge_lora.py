@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import jax
 
-from launch import convert, workdir
+from launch import command_line, convert, workdir
 from launch.run_config import RunConfig
 from models import lora
 from models.lora import LoraConfig
@@ -33,16 +33,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("target", help="workdir to write, new or empty")
     parser.add_argument("--step", type=int, help="checkpoint, if not the newest")
     options = parser.parse_args(arguments)
-    try:
-        config, num_params = merge_run(options.source, options.target, options.step)
-    except convert.EXPECTED as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return command_line.exit_code(lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Merges as the options say, and prints what there is now."""
+    config, num_params = merge_run(options.source, options.target, options.step)
     print(
         f"{options.target}: {config.model_name} of {num_params:,} parameters, adapters"
         f" of rank {config.lora.rank} merged, from {options.source}"
     )
-    return 0
 
 
 def merge_run(source: str, target: str, step: int | None) -> tuple[RunConfig, int]:

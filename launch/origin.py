@@ -116,6 +116,16 @@ def fill(values: dict[str, Values], model_name: str, directory: str) -> list[str
     return [*_broken_size_rules(given, taken, directory)]
 
 
+def find_tokenizer(directory: pathlib.Path) -> str | None:
+    """Returns the path of the tokenizer in a directory of Hugging Face, None if none.
+
+    Args:
+        directory: With the files of a model.
+    """
+    files = [directory / name for name in TOKENIZER_FILES]
+    return next((str(file.absolute()) for file in files if file.is_file()), None)
+
+
 def _broken_size_rules(given: Values, theirs: Values, directory: str) -> Iterator[str]:
     for name, value in given.items():
         if name in theirs and name not in FREE_FIELDS and value != theirs[name]:
@@ -163,14 +173,12 @@ def _of_published(path: pathlib.Path) -> Origin:
             f"'{path / PUBLISHED_CONFIG_FILE}' is not JSON: {error}. Download it again."
         ) from error
     name, model = published_config.from_published(config)
-    files = [path / file for file in TOKENIZER_FILES]
-    found = [str(file.absolute()) for file in files if file.is_file()]
     return Origin(
         directory=path,
         model_name=name,
         model=model,
         is_published=True,
-        tokenizer=found[0] if found else None,
+        tokenizer=find_tokenizer(path),
     )
 
 

@@ -12,22 +12,17 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
 
-from launch import predict_images, predict_texts, predictors
-from launch.checkpoint import CheckpointError
+from launch import command_line, predict_images, predict_texts, predictors
 from launch.predictors import AbstractPredictor, Item
 from launch.trained import Trained, open_trained
 
-# What a user can cause. The message says what to do, so no stack trace is shown.
-EXPECTED = (CheckpointError, OSError, ValueError)
-
 Read = Callable[[Sequence[str], Sequence[str]], Iterator[Item]]
-Open = Callable[[Trained, str, int], AbstractPredictor]
+Open = Callable[[Trained, int], AbstractPredictor]
 
 TEXT_MODELS: Mapping[str, tuple[Read, Open]] = {
     "bert": (predict_texts.read_texts, predict_texts.fill_masks),
@@ -45,7 +40,7 @@ class Options:
         inputs: Files, or folders of images.
         text: Texts themselves.
         output: File to write; None for the standard output.
-        batch_size: Inputs at once, which changes nothing but speed.
+        global_batch_size: Inputs at once, which changes nothing but speed.
         top_k: Tokens or classes to name, best first.
         skip_broken: Leave out images that cannot be read rather than fail.
         step: Which checkpoint; None for the newest.
@@ -57,7 +52,7 @@ class Options:
     inputs: Sequence[str] = ()
     text: Sequence[str] = ()
     output: str | None = None
-    batch_size: int = 32
+    global_batch_size: int = 32
     top_k: int = 5
     skip_broken: bool = False
     step: int | None = None
@@ -68,14 +63,7 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line and returns the exit code."""
     options = parse(arguments)
-    try:
-        run(options)
-    except BrokenPipeError:  # whoever reads, such as `head`, has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except EXPECTED as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return command_line.exit_code(lambda: run(options))
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -90,7 +78,7 @@ def parse(arguments: Sequence[str]) -> Options:
     add("--inputs", nargs="+", default=[], help="files, or folders of images")
     add("--text", action="append", default=[], help="a text; may be repeated")
     add("--output", help="file to write; standard output if left out")
-    add("--batch_size", type=int, default=32, help="inputs at once")
+    add("--global_batch_size", type=int, default=32, help="inputs at once")
     add("--top_k", type=int, default=5, help="tokens or classes to name")
     add("--skip_broken", action="store_true", help="leave out broken images")
     add("--step", type=int, help="of the checkpoint, if not the newest")
@@ -99,7 +87,7 @@ def parse(arguments: Sequence[str]) -> Options:
     options = Options(**vars(parser.parse_args(arguments)))
     if not options.inputs and not options.text:
         parser.error("there is nothing to predict. Name --inputs or give a --text.")
-    for name in ("batch_size", "top_k"):
+    for name in ("global_batch_size", "top_k"):
         size = dataclasses.asdict(options)[name]
         if size < 1:
             parser.error(f"--{name}={size} must be at least 1.")
@@ -125,14 +113,14 @@ def run(options: Options) -> None:
         reader = _open_images(options)
         items = reader.read()
         predictor: AbstractPredictor = predict_images.classify_images(
-            trained, options.workdir, options.top_k
+            trained, options.top_k
         )
     else:
         read, open_predictor = _text_model(trained.config.model_name, options)
         items = read(options.inputs, options.text)
-        predictor = open_predictor(trained, options.workdir, options.top_k)
+        predictor = open_predictor(trained, options.top_k)
     records = predictors.predict(
-        trained, predictor, items, batch_size=options.batch_size
+        trained, predictor, items, global_batch_size=options.global_batch_size
     )
     num = 0
     with _open_output(options.output) as file:

@@ -54,7 +54,7 @@ class ImageClassifier:
         return {"file": item.texts[0], **best[0], "best": best}
 
 
-def classify_images(trained: Trained, directory: str, top_k: int) -> ImageClassifier:
+def classify_images(trained: Trained, top_k: int) -> ImageClassifier:
     """Returns what asks a ViT for the class of an image."""
     names = predictors.class_names(trained)
     return ImageClassifier(

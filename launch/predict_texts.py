@@ -59,28 +59,23 @@ class TextReader:
         return store, rows
 
 
-def open_reader(trained: Trained, directory: str, encode: Encode) -> TextReader:
+def open_reader(trained: Trained, encode: Encode) -> TextReader:
     """Returns what turns texts into rows for a model.
 
     Raises:
         ValueError: If there is no tokenizer, or it does not fit the model.
     """
-    if trained.tokenizer is None:
-        raise ValueError(
-            f"'{directory}' has no tokenizer, without which texts are of no use to the"
-            f" model. Put its {workdir.TOKENIZER_FILE} there."
-        )
-    path = str(pathlib.Path(directory) / workdir.TOKENIZER_FILE)
+    tokens = trained.need_tokenizer()
     tokenizer.check_tokens(
-        path,
-        trained.tokenizer,
+        str(pathlib.Path(trained.directory) / workdir.TOKENIZER_FILE),
+        tokens,
         vocab_size=trained.config.model.vocab_size,
         needed=tokenizer.SPECIAL_TOKENS,
         model="BERT",
     )
     return TextReader(
-        tokens=trained.tokenizer,
-        vocabulary=tokenizer.vocabulary(trained.tokenizer),
+        tokens=tokens,
+        vocabulary=tokenizer.vocabulary(tokens),
         max_len=trained.config.model.max_len,
         encode=encode,
     )
@@ -209,9 +204,9 @@ class WordTagger:
         }
 
 
-def fill_masks(trained: Trained, directory: str, top_k: int) -> MaskFiller:
+def fill_masks(trained: Trained, top_k: int) -> MaskFiller:
     """Returns what asks a pre-trained BERT for masked tokens."""
-    reader = open_reader(trained, directory, encode_texts)
+    reader = open_reader(trained, encode_texts)
     ids = reader.tokens.get_vocab(with_added_tokens=True)
     names = [""] * (max(ids.values()) + 1)
     for token, number in ids.items():
@@ -219,20 +214,20 @@ def fill_masks(trained: Trained, directory: str, top_k: int) -> MaskFiller:
     return MaskFiller(reader=reader, names=names, top_k=min(top_k, len(names)))
 
 
-def classify_texts(trained: Trained, directory: str, top_k: int) -> TextClassifier:
+def classify_texts(trained: Trained, top_k: int) -> TextClassifier:
     """Returns what asks a BERT for the class of a text."""
     names = predictors.class_names(trained)
     return TextClassifier(
-        reader=open_reader(trained, directory, encode_texts),
+        reader=open_reader(trained, encode_texts),
         names=names,
         top_k=min(top_k, len(names)),
     )
 
 
-def tag_words(trained: Trained, directory: str, top_k: int) -> WordTagger:
+def tag_words(trained: Trained, top_k: int) -> WordTagger:
     """Returns what asks a BERT for the class of each word, of which it names one."""
     return WordTagger(
-        reader=open_reader(trained, directory, encode_words),
+        reader=open_reader(trained, encode_words),
         names=predictors.class_names(trained),
     )
 

@@ -50,7 +50,7 @@ def predict(
     predictor: AbstractPredictor,
     items: Iterator[Item],
     *,
-    batch_size: int,
+    global_batch_size: int,
 ) -> Iterator[Record]:
     """Yields a record per item, in their order.
 
@@ -61,13 +61,14 @@ def predict(
         trained: The model.
         predictor: What to ask it.
         items: Any number of them; read as they are needed.
-        batch_size: Items at once, rounded up to a multiple of the data-parallel size.
+        global_batch_size: Items at once, rounded up to a multiple of the data-parallel
+            size.
     """
     ranks = trained.data_parallel_size
     waiting: tuple[Sequence[Item], Sequence[Any], Any] | None = None
     num_rows = 0
     program: Any = step.build_output_step(trained.steps, predictor.head)
-    while part := list(itertools.islice(items, batch_size)):
+    while part := list(itertools.islice(items, global_batch_size)):
         arrays, memories = predictor.make(part)
         num_rows = max(num_rows, -(-len(part) // ranks) * ranks)
         outputs = program(trained.params, _fill(arrays, num_rows))

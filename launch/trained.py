@@ -12,7 +12,7 @@ import tokenizers
 from jax.sharding import Mesh
 
 from launch import distributed, job, resolve, state, step, workdir
-from launch.checkpoint import Checkpointer, CheckpointError
+from launch.checkpoint import Checkpointer
 from launch.data import tokenizer
 from launch.resolve import DeviceCount
 from launch.run_config import RunConfig
@@ -30,6 +30,7 @@ class Trained:
     """A trained model, ready for use.
 
     Attributes:
+        directory: Where it is from.
         config: Of its run, with the layout and the batch size of this use.
         mesh: Its devices, along ``data`` and ``tensor``; other axes are of one.
         steps: What programs are built from, such as by `step.build_output_step`; a
@@ -39,6 +40,7 @@ class Trained:
         step: Of the checkpoint.
     """
 
+    directory: str
     config: RunConfig
     mesh: Mesh
     steps: step.StepConfig
@@ -50,6 +52,19 @@ class Trained:
     def data_parallel_size(self) -> int:
         """Parts into which a batch is split."""
         return self.mesh.shape["data"]
+
+    def need_tokenizer(self) -> tokenizers.Tokenizer:
+        """Returns the tokenizer.
+
+        Raises:
+            ValueError: If the run has none.
+        """
+        if self.tokenizer is None:
+            raise ValueError(
+                f"'{self.directory}' has no tokenizer, without which texts are of no"
+                f" use to the model. Put its {workdir.TOKENIZER_FILE} there."
+            )
+        return self.tokenizer
 
 
 def open_trained(
@@ -75,14 +90,8 @@ def open_trained(
         ValueError: If its tokenizer cannot be read.
     """
     folder = pathlib.Path(directory)
-    if not (folder / workdir.CONFIG_FILE).is_file():
-        raise CheckpointError(
-            f"'{directory}' holds no {workdir.CONFIG_FILE}. Name the workdir of a run."
-        )
     values = _use_values(
-        resolve.load(str(folder / workdir.CONFIG_FILE)),
-        data_parallel_size,
-        tensor_parallel_size,
+        workdir.load_config(directory), data_parallel_size, tensor_parallel_size
     )
     num_devices = data_parallel_size * tensor_parallel_size
     devices = _limit(distributed.count_devices(), num_devices)
@@ -95,6 +104,7 @@ def open_trained(
         found = checkpointer.latest_step() if step is None else step
     assert found is not None  # or there was nothing to restore
     return Trained(
+        directory=directory,
         config=config,
         mesh=mesh,
         steps=steps,

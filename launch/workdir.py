@@ -60,6 +60,21 @@ def origin(directory: str) -> str | None:
     return directory if (pathlib.Path(directory) / CONFIG_FILE).is_file() else None
 
 
+def load_config(directory: str) -> dict[str, Any]:
+    """Returns the values of the config in the folder of a run.
+
+    Raises:
+        CheckpointError: If it is no such folder.
+        ConfigError: If its config cannot be read.
+    """
+    path = pathlib.Path(directory) / CONFIG_FILE
+    if not path.is_file():
+        raise CheckpointError(
+            f"'{directory}' holds no {CONFIG_FILE}. Name the workdir of a run."
+        )
+    return resolve.load(str(path))
+
+
 def prepare(directory: str, config: RunConfig, tokenizer: Any = None) -> pathlib.Path:
     """Makes the folder of a run, from the first process alone.
 

@@ -82,5 +82,7 @@ def test_what_cannot_be_answered_is_an_error(trained, model, tmp_path):
     with pytest.raises(ValueError, match=r"top_p=2.0 must be above 0"):
         model.generate_until([("x", fields)])
     trained_runs.make(tmp_path)
-    with pytest.raises(ValueError, match="The run has no tokenizer. Copy its token"):
+    with pytest.raises(
+        ValueError, match="has no tokenizer, without which texts are of"
+    ):
         answers.build(open_trained(str(tmp_path)))

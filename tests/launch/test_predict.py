@@ -230,7 +230,7 @@ SPLIT = ("--data_parallel_size=2", "--tensor_parallel_size=2")
     [("bert", ()), *((name, SPLIT) for name in [*predict.TEXT_MODELS, "vit"])],
 )
 def test_batch_size_and_layout_change_nothing(name, layout, runs, inputs, ask, answers):
-    given = ["--inputs", inputs[name], "--top_k=7", "--batch_size=3", *layout]
+    given = ["--inputs", inputs[name], "--top_k=7", "--global_batch_size=3", *layout]
 
     found = ask(runs[name][0], *given)  # the last batch is short
 

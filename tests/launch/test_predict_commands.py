@@ -42,7 +42,10 @@ def test_training_commands_are_of_configs_that_resolve(name):
     ("arguments", "message"),
     [
         ([], "there is nothing to predict. Name --inputs or give a --text."),
-        (["--text=a", "--batch_size=0"], "--batch_size=0 must be at least 1."),
+        (
+            ["--text=a", "--global_batch_size=0"],
+            "--global_batch_size=0 must be at least 1.",
+        ),
         (["--text=a", "--top_k=0"], "--top_k=0 must be at least 1."),
     ],
 )
