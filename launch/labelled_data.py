@@ -154,9 +154,10 @@ def tagger_batch_shapes(
 
 def _open(data: DataConfig, model: BertHeadConfig, seed: int, task: _Task) -> _Opened:
     cache_dir = cache.directory(data.cache_dir)
-    texts = task.embedded()
     if data.files:
         texts = task.open(data.files, cache_dir, "data.files")
+    else:
+        texts = task.embedded()
     if data.tokenizer is None:
         tokens = tokenizer.train(texts, cache_dir, vocab_size=model.vocab_size)
     else:
