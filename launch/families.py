@@ -143,7 +143,8 @@ def _broken_held_out_rules(data: DataConfig) -> Iterator[str]:
     ):
         yield (
             f"data.validation_fraction={data.validation_fraction} has no meaning beside"
-            f" data.validation_files={data.validation_files}. Leave one of them out."
+            f" data.validation_files={data.validation_files}. Leave one of them out:"
+            f" the fraction is then {DataConfig().validation_fraction}."
         )
 
 
@@ -199,28 +200,17 @@ def _bert_flops(config: RunConfig) -> int:
     )
 
 
-def _bert_classifier_flops(config: RunConfig) -> int:
-    return flops.bert_classifier_train_flops(
-        config.model,
-        seq_length=config.data.seq_length,
-        num_samples=config.train.global_batch_size,
-    )
+def _flops_of(train_flops: Callable[..., int]) -> Callable[[RunConfig], int]:
+    """Returns the FLOPs of a step of a run whose samples are sequences."""
 
+    def count(config: RunConfig) -> int:
+        return train_flops(
+            config.model,
+            seq_length=config.data.seq_length,
+            num_samples=config.train.global_batch_size,
+        )
 
-def _bert_tagger_flops(config: RunConfig) -> int:
-    return flops.bert_tagger_train_flops(
-        config.model,
-        seq_length=config.data.seq_length,
-        num_samples=config.train.global_batch_size,
-    )
-
-
-def _gpt2_flops(config: RunConfig) -> int:
-    return flops.gpt2_train_flops(
-        config.model,
-        seq_length=config.data.seq_length,
-        num_samples=config.train.global_batch_size,
-    )
+    return count
 
 
 def _vit_flops(config: RunConfig) -> int:
@@ -249,7 +239,7 @@ FAMILIES = {
     "bert_classifier": Family(
         open_splits=labelled_data.open_classifier_splits,
         batch_shapes=labelled_data.classifier_batch_shapes,
-        train_flops=_bert_classifier_flops,
+        train_flops=_flops_of(flops.bert_classifier_train_flops),
         num_tokens=lambda config: config.data.seq_length,
         data_fields=labelled_data.CLASSIFIER_FIELDS,
         split_sizes=_text_sizes,
@@ -260,7 +250,7 @@ FAMILIES = {
     "bert_tagger": Family(
         open_splits=labelled_data.open_tagger_splits,
         batch_shapes=labelled_data.tagger_batch_shapes,
-        train_flops=_bert_tagger_flops,
+        train_flops=_flops_of(flops.bert_tagger_train_flops),
         num_tokens=lambda config: config.data.seq_length,
         data_fields=labelled_data.TAGGER_FIELDS,
         split_sizes=_text_sizes,
@@ -271,7 +261,7 @@ FAMILIES = {
     "gpt2": Family(
         open_splits=gpt2_data.open_splits,
         batch_shapes=gpt2_data.batch_shapes,
-        train_flops=_gpt2_flops,
+        train_flops=_flops_of(flops.gpt2_train_flops),
         num_tokens=lambda config: config.data.seq_length,
         data_fields=gpt2_data.FIELDS,
         split_sizes=_text_sizes,

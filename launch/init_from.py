@@ -146,16 +146,16 @@ def _open_published(config: RunConfig, origin: Origin, form: SavedForm) -> _Sour
             continue
         needed = convert.needed_shapes(table, path, leaf, config.model.num_layers)
         used |= set(needed)
-        for name, shape in needed.items():
-            if name not in tensors:
-                problems[path] = f"is missing: there is no {name}."
-            elif tensors[name].shape != shape:
+        for each, shape in needed.items():
+            if each not in tensors:
+                problems[path] = f"is missing: there is no {each}."
+            elif tensors[each].shape != shape:
                 problems[path] = (
-                    f"is of another shape: {name} has {tensors[name].shape}, but the"
+                    f"is of another shape: {each} has {tensors[each].shape}, but the"
                     f" model needs {shape}."
                 )
-            elif not jnp.issubdtype(tensors[name].dtype, jnp.floating):
-                problems[path] = f"is no float: {name} is of {tensors[name].dtype}."
+            elif not jnp.issubdtype(tensors[each].dtype, jnp.floating):
+                problems[path] = f"is no float: {each} is of {tensors[each].dtype}."
 
     def read(is_chosen: Callable[[str], bool]) -> Params:
         chosen = select(form.abstract.params, is_chosen)

@@ -45,7 +45,7 @@ class StageVocabulary(nnx.Module):
         own_BLD = jnp.where(is_own_BL[..., None], own_BLD, 0)
         return self.region.psum(own_BLD, "stage")
 
-    def logits(self, h_BND: jax.Array, bias_V: jax.Array | None) -> jax.Array:
+    def logits(self, h_BND: jax.Array, bias_V: jax.Array | None = None) -> jax.Array:
         """Scores every token: ``(B, N, D)`` to float32 ``(B, N, V)``.
 
         Communication: an all-gather of the result over ``stage``.
