@@ -151,7 +151,7 @@ TABLES: Mapping[str, Table] = {
         title="BERT-large in float32, 8 CPU devices, 2 samples of 512 tokens on each",
         config="configs/bert_large.py",
         target=CPU,
-        fields=COMMON | {"train.global_batch_size": 16},
+        fields=COMMON | {"model.dtype": "float32", "train.global_batch_size": 16},
         rows=RECOMPUTATION | ZERO_3 | BY_TENSOR,
     ),
 }

@@ -18,5 +18,5 @@ def get_config() -> ml_collections.ConfigDict:
     """Returns the experiment: BERT-large's, with the smaller model."""
     config = bert_large.get_config()
     config.model.update(dataclasses.asdict(bert.SIZES["base"]))
-    config.model.update(dropout_rate=0.1, attention_dropout_rate=0.1)
+    config.model.update(dropout_rate=0.1, attention_dropout_rate=0.1, dtype="bfloat16")
     return config

@@ -21,7 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
     """Returns the experiment."""
     config = base.get_config()
     config.model.update(dataclasses.asdict(bert.SIZES["large"]))
-    config.model.update(dropout_rate=0.1, attention_dropout_rate=0.1)
+    config.model.update(dropout_rate=0.1, attention_dropout_rate=0.1, dtype="bfloat16")
     config.data.update(seq_length=512)
     config.optim.update(
         learning_rate=1e-4, warmup_steps=10_000, epsilon=1e-6, grad_clip_norm=1.0

@@ -21,6 +21,8 @@ def get_config() -> ml_collections.ConfigDict:
     """Returns the experiment."""
     config = base.get_config()
     config.model = {"name": "gpt2", **dataclasses.asdict(gpt2.SIZES["124m"])}
+    # A chunk reads and writes the gradient of the whole table: on GPUs few large ones.
+    config.model.update(dtype="bfloat16", loss_chunk_size=1024)
     config.data.update(seq_length=1024, validation_fraction=0.005)
     config.optim.update(
         learning_rate=6e-4,

@@ -18,5 +18,6 @@ def get_config() -> ml_collections.ConfigDict:
     """Returns the experiment: that of 124M, with the larger model and half the rate."""
     config = gpt2_124m.get_config()
     config.model.update(dataclasses.asdict(gpt2.SIZES["355m"]))
+    config.model.update(dtype="bfloat16", loss_chunk_size=1024)
     config.optim.update(learning_rate=3e-4)
     return config

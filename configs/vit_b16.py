@@ -20,7 +20,7 @@ def get_config() -> ml_collections.ConfigDict:
     """Returns the experiment."""
     config = base.get_config()
     config.model = {"name": "vit", **dataclasses.asdict(vit.SIZES["b16"])}
-    config.model.update(stochastic_depth_rate=0.1)
+    config.model.update(stochastic_depth_rate=0.1, dtype="bfloat16")
     config.data.update(
         pixel_mean=(0.485, 0.456, 0.406),
         pixel_std=(0.229, 0.224, 0.225),

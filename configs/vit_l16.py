@@ -20,7 +20,7 @@ def get_config() -> ml_collections.ConfigDict:
     """Returns the experiment: that of ViT-B, with another model and optimizer."""
     config = vit_b16.get_config()
     config.model.update(dataclasses.asdict(vit.SIZES["l16"]))
-    config.model.update(stochastic_depth_rate=0.2)
+    config.model.update(stochastic_depth_rate=0.2, dtype="bfloat16")
     config.optim.update(
         learning_rate=1.6e-3, weight_decay=0.3, betas=(0.9, 0.95), warmup_steps=6260
     )
