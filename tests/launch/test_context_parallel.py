@@ -1,6 +1,7 @@
 """Samples whose tokens are spread over ranks are trained as on one device."""
 
 import collections
+import dataclasses
 import itertools
 
 import jax
@@ -37,6 +38,7 @@ GPT2_OVER_DATA = spread("gpt2", data=2, fields=(PLAIN, *SIXTEEN, *DROPOUT))
 BERT_OVER_TENSOR = spread("bert", tensor=2, fields=(PLAIN, *SIXTEEN, *DROPOUT))
 GPT2_OVER_STAGES = spread("gpt2", stage=2, fields=(PLAIN, *SIXTEEN, *DROPOUT))
 BERT_OVER_FOUR = spread("bert", context=4, fields=(PLAIN, *SIXTEEN, *DROPOUT))
+BERT_OVER_STAGES = spread("bert", stage=2)
 SOME = [GPT2_OVER_DATA, BERT_OVER_TENSOR, GPT2_OVER_STAGES, BERT_OVER_FOUR]
 EVERY = [
     spread(model, **{axis: 2}) if axis else spread(model, context=4)
@@ -54,6 +56,7 @@ OTHERS = [
     spread("gpt2", tensor=2, fields=(PLAIN, *SIXTEEN, SEQUENCE_PARALLEL)),
     spread("bert", data=2, tensor=2, fields=(BLOCKED, *SIXTEEN, FULL)),
     spread("gpt2", context=8, fields=(PLAIN, *SIXTEEN, *DROPOUT)),
+    dataclasses.replace(BERT_OVER_STAGES, schedule="zero_bubble", num_microbatches=4),
 ]
 
 
