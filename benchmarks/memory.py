@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch import distributed, families, job, resolve, state, step, virtual_gpus
@@ -212,25 +211,12 @@ def compile_step(config: RunConfig, target: str) -> Any:
 
 
 def make_mesh(config: RunConfig, target: str) -> Mesh:
-    """Returns the devices of a run, in hosts of at most eight if they are GPUs."""
+    """Returns the devices of a run."""
     dist = config.dist
     if target == CPU:
         count = resolve.DeviceCount(num_devices=dist.num_devices)
         return distributed.create_mesh(dist, count)
-    gpus = virtual_gpus.virtual_gpus(
-        target,
-        num_hosts=-(-dist.num_devices // 8),
-        gpus_per_host=min(8, dist.num_devices),
-    )
-    sizes = (
-        dist.pipeline_parallel_size,
-        dist.data_parallel_size,
-        dist.context_parallel_size,
-        dist.tensor_parallel_size,
-    )
-    devices = np.array(gpus)[: dist.num_devices].reshape(sizes)
-    axes = distributed.AXIS_NAMES
-    return Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
+    return virtual_gpus.create_mesh(dist, target)
 
 
 def resolve_row(table: Table, name: str) -> RunConfig:

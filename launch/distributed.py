@@ -69,16 +69,20 @@ def create_mesh(dist: DistConfig, devices: DeviceCount) -> Mesh:
     """
     if devices.num_devices is None:
         jax.config.update("jax_num_cpu_devices", dist.num_devices)
-    shape = (
+    ranks = np.arange(dist.num_devices).reshape(mesh_shape(dist))
+    platform = jax.devices()[0].platform
+    placement = sbp.placement(platform, ranks, axis_names=AXIS_NAMES)
+    return placement.mesh_with(AxisType.Auto)
+
+
+def mesh_shape(dist: DistConfig) -> tuple[int, ...]:
+    """Returns the size of each of the `AXIS_NAMES`."""
+    return (
         dist.pipeline_parallel_size,
         dist.data_parallel_size,
         dist.context_parallel_size,
         dist.tensor_parallel_size,
     )
-    ranks = np.arange(dist.num_devices).reshape(shape)
-    platform = jax.devices()[0].platform
-    placement = sbp.placement(platform, ranks, axis_names=AXIS_NAMES)
-    return placement.mesh_with(AxisType.Auto)
 
 
 def manual_axes(mesh: Mesh) -> tuple[str, ...]:

@@ -11,10 +11,15 @@ from collections.abc import Sequence
 from importlib import resources
 
 import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
 
+from launch.distributed import AXIS_NAMES, mesh_shape
+from launch.run_config import DistConfig
 from sbp._compat import virtual_devices
 
 PLUGIN = "jax_plugins.xla_cuda13"
+GPUS_PER_HOST = 8  # at most, of the clusters of `create_mesh`
 
 
 def has_plugin() -> bool:
@@ -35,6 +40,24 @@ def kinds() -> list[str]:
     files = resources.files("launch.gpu_targets").iterdir()
     names = (file.name for file in files)
     return sorted(n.removesuffix(".txtpb") for n in names if n.endswith(".txtpb"))
+
+
+def create_mesh(dist: DistConfig, kind: str) -> Mesh:
+    """Returns the mesh of a run on hosts of eight GPUs, or on one of fewer.
+
+    Args:
+        dist: Its sizes.
+        kind: See `virtual_gpus`, as for the errors.
+    """
+    num = dist.num_devices
+    gpus = virtual_gpus(
+        kind,
+        num_hosts=-(-num // GPUS_PER_HOST),
+        gpus_per_host=min(GPUS_PER_HOST, num),
+    )
+    devices = np.array(gpus)[:num].reshape(mesh_shape(dist))
+    axis_types = (AxisType.Auto,) * len(AXIS_NAMES)
+    return Mesh(devices, AXIS_NAMES, axis_types=axis_types)
 
 
 def virtual_gpus(

@@ -8,16 +8,12 @@ prints the memory per GPU and the collectives. Needs the extra ``plan``.
 import collections
 import time
 
-import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from launch import families, job, resolve, state, step, virtual_gpus
 from tests import hlo
+from tests.gpu_programs import programs
 
-NUM_HOSTS, GPUS_PER_HOST = 4, 8
 GPU_BYTES = 80e9
 LAYOUT = {
     "dist.data_parallel_size": 4,
@@ -37,40 +33,17 @@ EXPERIMENTS = {
     },
 }
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not virtual_gpus.has_plugin(),
-        reason="needs JAX's CUDA plugin: pip install -e '.[plan]'",
-    ),
-]
+pytestmark = programs.MARKS
 
 
 @pytest.fixture(scope="module", params=EXPERIMENTS)
 def compiled(request):
     """A training step, its mesh, and the seconds that it took to build."""
     start = time.perf_counter()
-    fields = LAYOUT | EXPERIMENTS[request.param]
-    config = resolve.resolve(
-        resolve.load(f"configs/{request.param.partition('-')[0]}.py"),
-        {name: str(value) for name, value in fields.items()},
-        resolve.DeviceCount(num_devices=NUM_HOSTS * GPUS_PER_HOST),
-    )
-    gpus = virtual_gpus.virtual_gpus(
-        "h100-80g", num_hosts=NUM_HOSTS, gpus_per_host=GPUS_PER_HOST
-    )
-    axes = ("stage", "data", "tensor")
-    mesh = Mesh(np.array(gpus).reshape(4, 4, 2), axes, axis_types=(AxisType.Auto,) * 3)
-    steps = job.build_steps(config, mesh)
-    batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=NamedSharding(mesh, P("data"))
-        ),
-        families.batch_shapes(config),
-    )
-    abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
-    program = step.build_train_step(steps).lower(abstract, batch).compile()
-    return request.param, program, mesh, time.perf_counter() - start
+    experiment = request.param.partition("-")[0]
+    lowered = programs.lower_step(experiment, LAYOUT | EXPERIMENTS[request.param])
+    program = lowered.program.compile()
+    return request.param, program, lowered.mesh, time.perf_counter() - start
 
 
 def test_step_fits_and_communicates_as_on_cpu(compiled, capsys):

@@ -9,15 +9,11 @@ import collections
 import functools
 import re
 
-import jax
-import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from launch import distributed, families, job, resolve, state, step, virtual_gpus
 from sbp._compat import has_cudnn
 from tests import hlo
+from tests.gpu_programs import programs
 
 FIELDS = {
     "dist.data_parallel_size": 2,
@@ -36,41 +32,16 @@ FIELDS = {
     "remat": "selective",
 }
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not virtual_gpus.has_plugin(),
-        reason="needs JAX's CUDA plugin: pip install -e '.[plan]'",
-    ),
-]
+pytestmark = programs.MARKS
 
 
 @functools.cache
 def compiled(model, attention):
     """A training step and its mesh."""
-    gpus = virtual_gpus.virtual_gpus("h100-80g", num_hosts=1, gpus_per_host=8)
+    lowered = programs.lower_step(model, FIELDS | {"model.attention": attention})
     if not has_cudnn():
         pytest.skip("needs cuDNN: pip install -e '.[plan]'")
-    fields = FIELDS | {"model.attention": attention}
-    config = resolve.resolve(
-        resolve.load(f"configs/{model}.py"),
-        {name: str(value) for name, value in fields.items()},
-        resolve.DeviceCount(num_devices=8),
-    )
-    axes = distributed.AXIS_NAMES
-    mesh = Mesh(
-        np.array(gpus).reshape(2, 2, 1, 2), axes, axis_types=(AxisType.Auto,) * 4
-    )
-    steps = job.build_steps(config, mesh)
-    batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=NamedSharding(mesh, P("data"))
-        ),
-        families.batch_shapes(config),
-    )
-    abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
-    program = step.build_train_step(steps).lower(abstract, batch).compile()
-    return program.as_text(), mesh
+    return lowered.program.compile().as_text(), lowered.mesh
 
 
 def over_tensor(text, mesh):

@@ -5,13 +5,9 @@
 Needs the extra ``plan``.
 """
 
-import jax
-import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from launch import distributed, families, job, resolve, state, step, virtual_gpus
+from tests.gpu_programs import programs
 
 FIELDS = {
     "dist.data_parallel_size": 1,
@@ -22,35 +18,12 @@ FIELDS = {
     "model.attention": "plain",
 }
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not virtual_gpus.has_plugin(),
-        reason="needs JAX's CUDA plugin: pip install -e '.[plan]'",
-    ),
-]
+pytestmark = programs.MARKS
 
 
 def lower_step(**fields):
     """The training step of GPT-2 124M with some fields, for one GPU."""
-    config = resolve.resolve(
-        resolve.load("configs/gpt2_124m.py"),
-        {name: str(value) for name, value in (FIELDS | fields).items()},
-        resolve.DeviceCount(num_devices=1),
-    )
-    gpus = virtual_gpus.virtual_gpus("h100-80g", num_hosts=1, gpus_per_host=1)
-    axes = distributed.AXIS_NAMES
-    devices = np.array(gpus).reshape((1,) * len(axes))
-    mesh = Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
-    steps = job.build_steps(config, mesh)
-    batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(
-            x.shape, x.dtype, sharding=NamedSharding(mesh, P("data"))
-        ),
-        families.batch_shapes(config),
-    )
-    abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
-    return step.build_train_step(steps).lower(abstract, batch)
+    return programs.lower_step("gpt2_124m", FIELDS | fields).program
 
 
 def compile_step(**fields):

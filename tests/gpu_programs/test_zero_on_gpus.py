@@ -1,6 +1,6 @@
 """ZeRO in the programs of eight H100, none of which is here.
 
-    pytest -m slow -s tests/gpu_programs/test_zero.py
+    pytest -m slow -s tests/gpu_programs/test_zero_on_gpus.py
 
 prints what each stage needs, for docs/zero.md. Needs the extra ``plan``.
 """
@@ -9,12 +9,11 @@ import functools
 import math
 
 import jax
-import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh
 
-from launch import distributed, families, job, resolve, state, step, virtual_gpus, zero
+from launch import zero
 from tests import hlo
+from tests.gpu_programs import programs
 
 NUM_GPUS, NUM_LAYERS = 8, 24
 FIELDS = {
@@ -27,32 +26,14 @@ FIELDS = {
     "model.attention": "plain",
 }
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not virtual_gpus.has_plugin(),
-        reason="needs JAX's CUDA plugin: pip install -e '.[plan]'",
-    ),
-]
+pytestmark = programs.MARKS
 
 
 @functools.cache
 def compile_for_gpus(stage):
     """The step of GPT-2 355M, what it was built from, and its program."""
-    config = resolve.resolve(
-        resolve.load("configs/gpt2_355m.py"),
-        {name: str(value) for name, value in (FIELDS | {"zero.stage": stage}).items()},
-        resolve.DeviceCount(num_devices=NUM_GPUS),
-    )
-    gpus = virtual_gpus.virtual_gpus("h100-80g", num_hosts=1, gpus_per_host=NUM_GPUS)
-    axes = distributed.AXIS_NAMES
-    mesh = Mesh(
-        np.array(gpus).reshape(1, NUM_GPUS, 1, 1), axes, axis_types=(AxisType.Auto,) * 4
-    )
-    steps = job.build_steps(config, mesh)
-    abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
-    batch = families.batch_shapes(config)
-    return steps, step.build_train_step(steps).lower(abstract, batch).compile(), batch
+    lowered = programs.lower_step("gpt2_355m", FIELDS | {"zero.stage": stage})
+    return lowered.steps, lowered.program.compile(), lowered.batch
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -60,11 +41,7 @@ def test_each_gpu_holds_its_part_of_the_state(stage, capsys):
     steps, program, batch = compile_for_gpus(stage)
     memory = program.memory_analysis()
     with capsys.disabled():
-        print(
-            f"\nstage {stage}: state and batch"
-            f" {memory.argument_size_in_bytes / 1e9:.2f} GB, in the step"
-            f" {memory.temp_size_in_bytes / 1e9:.2f} GB"
-        )
+        print(f"\nstage {stage}: {programs.describe(memory)}")
 
     def bytes_of(shape, cut):
         return 4 * math.prod(shape.shape) // (NUM_GPUS if cut.dim >= 0 else 1)
