@@ -11,7 +11,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -62,6 +62,36 @@ class Timing:
             f"{prefix}_seconds_quartile_high": high,
             f"{prefix}_num_runs": len(self.seconds),
         }
+
+
+def config_parser(prog: str) -> argparse.ArgumentParser:
+    """Returns the parser of a benchmark of a config; see `parse_config`."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        epilog="--config.SECTION.FIELD=VALUE overrides a field of the config.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", required=True, help="config file, .py or .yaml")
+    return parser
+
+
+def parse_config(
+    parser: argparse.ArgumentParser, arguments: Sequence[str]
+) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Returns the options of a command line, and the texts of overridden fields.
+
+    The parser ends the program if something else is given.
+
+    Example:
+        >>> parser = config_parser("benchmark")
+        >>> parse_config(parser, ["--config=a.py", "--config.dist.x=2"])
+        (Namespace(config='a.py'), {'dist.x': '2'})
+    """
+    options, rest = parser.parse_known_args(arguments)
+    fields = dict(text.partition("=")[::2] for text in rest)
+    if not all(name.startswith("--config.") for name in fields):
+        parser.error(f"{' '.join(rest)}: expected --config.SECTION.FIELD=VALUE")
+    return options, {k.removeprefix("--config."): v for k, v in fields.items()}
 
 
 def positive(text: str) -> int:

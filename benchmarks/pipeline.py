@@ -10,7 +10,6 @@ for each other make a step longer by the bubble. ``--config.SECTION.FIELD=VALUE`
 overrides a field.
 """
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,21 +26,12 @@ SINGLE = "1 stage"
 
 def main(arguments: Sequence[str]) -> None:
     """Prints a table and a line of JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.pipeline",
-        epilog="--config.SECTION.FIELD=VALUE overrides a field of the config.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--config", required=True, help="config file, .py or .yaml")
+    parser = harness.config_parser("python -m benchmarks.pipeline")
     parser.add_argument(
         "--num_runs", type=harness.positive, default=20, help="of each step"
     )
     parser.add_argument("--schedules", help="by commas; the config's by default")
-    options, rest = parser.parse_known_args(arguments)
-    overrides = dict(text.partition("=")[::2] for text in rest)
-    if not all(name.startswith("--config.") for name in overrides):
-        parser.error(f"{' '.join(rest)}: expected --config.SECTION.FIELD=VALUE")
-    overrides = {k.removeprefix("--config."): v for k, v in overrides.items()}
+    options, overrides = harness.parse_config(parser, arguments)
     names = options.schedules.split(",") if options.schedules else [None]
 
     devices = distributed.count_devices()

@@ -35,23 +35,14 @@ DECODERS: dict[str, Callable[[StackedModel], AbstractDecoder]] = {
 
 def main(arguments: Sequence[str]) -> None:
     """Prints a table and a line of JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.token_rate",
-        epilog="--config.SECTION.FIELD=VALUE overrides a field of the config.",
-        allow_abbrev=False,
-    )
+    parser = harness.config_parser("python -m benchmarks.token_rate")
     add = parser.add_argument
-    add("--config", required=True, help="config file of a GPT-2, .py or .yaml")
     add("--num_texts", type=harness.positive, default=8, help="at once")
     add("--prompt_length", type=harness.positive, default=16, help="tokens")
     add("--max_new_tokens", type=harness.positive, default=100, help="of each text")
     add("--num_runs", type=harness.positive, default=5, help="of each program")
     add("--transformers", action="store_true", help="time that package, too")
-    options, rest = parser.parse_known_args(arguments)
-    overrides = dict(text.partition("=")[::2] for text in rest)
-    if not all(name.startswith("--config.") for name in overrides):
-        parser.error(f"{' '.join(rest)}: expected --config.SECTION.FIELD=VALUE")
-    overrides = {k.removeprefix("--config."): v for k, v in overrides.items()}
+    options, overrides = harness.parse_config(parser, arguments)
     devices = distributed.count_devices()
     try:
         config = resolve.resolve(resolve.load(options.config), overrides, devices)

@@ -9,7 +9,6 @@ is what the machine can do at that time. ``--config.SECTION.FIELD=VALUE`` overri
 field.
 """
 
-import argparse
 import dataclasses
 import sys
 import time
@@ -52,20 +51,11 @@ class Stepper:
 
 def main(arguments: Sequence[str]) -> None:
     """Prints a table and a line of JSON."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.train_step",
-        epilog="--config.SECTION.FIELD=VALUE overrides a field of the config.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--config", required=True, help="config file, .py or .yaml")
+    parser = harness.config_parser("python -m benchmarks.train_step")
     parser.add_argument(
         "--num_runs", type=harness.positive, default=20, help="of each step"
     )
-    options, rest = parser.parse_known_args(arguments)
-    overrides = dict(text.partition("=")[::2] for text in rest)
-    if not all(name.startswith("--config.") for name in overrides):
-        parser.error(f"{' '.join(rest)}: expected --config.SECTION.FIELD=VALUE")
-    overrides = {k.removeprefix("--config."): v for k, v in overrides.items()}
+    options, overrides = harness.parse_config(parser, arguments)
 
     devices = distributed.count_devices()
     try:
