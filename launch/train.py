@@ -68,10 +68,10 @@ def run(options: command_line.Options) -> int:
     )
     if options.fast_dev_run:
         config = resolve.shorten(config)
-        if not options.eval_only:
-            trial = workdir.start_trial(options.workdir)
-            options = dataclasses.replace(options, workdir=str(trial))
     mesh = distributed.create_mesh(config.dist, devices)
+    if options.fast_dev_run and not options.eval_only:
+        trial = workdir.start_trial(options.workdir)
+        options = dataclasses.replace(options, workdir=str(trial))
     folder = pathlib.Path(options.workdir) / workdir.CHECKPOINTS
     with Checkpointer(folder, keep=config.checkpoint.keep) as checkpointer:
         workdir.check(options.workdir, checkpointer, needs_checkpoint=is_continued)
