@@ -236,7 +236,7 @@ def put_between(page: str, name: str, text: str) -> str:
 
     Example:
         >>> put_between("<!-- begin a -->old<!-- end a -->", "a", "new")
-        '<!-- begin a -->\\nnew\\n<!-- end a -->'
+        '<!-- begin a -->\nnew\n<!-- end a -->'
     """
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
