@@ -12,13 +12,11 @@ import math
 import re
 
 import jax
-import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh
 
-from launch import distributed, families, job, resolve, state, step, virtual_gpus
 from sbp._compat import has_cudnn
 from tests import hlo
+from tests.gpu_programs import programs
 
 LENGTH, NUM_LAYERS = 32768, 24
 FIELDS = {
@@ -34,45 +32,19 @@ FIELDS = {
 }
 PRODUCTS = re.compile(r'custom_call_target="__cu(dnn|blas)|gemm_fusion')
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not virtual_gpus.has_plugin(),
-        reason="needs JAX's CUDA plugin: pip install -e '.[plan]'",
-    ),
-]
+pytestmark = programs.MARKS
 
 
 @functools.cache
 def compile_for_gpus(size):
     """The program of the step, its parameters and its mesh."""
     attention = "cudnn" if has_cudnn() else "plain"
-    fields = FIELDS | {
-        "dist.context_parallel_size": size,
-        "model.attention": attention,
-    }
-    config = resolve.resolve(
-        resolve.load("configs/gpt2_355m.py"),
-        {name: str(value) for name, value in fields.items()},
-        resolve.DeviceCount(num_devices=size, platform="cuda"),
-    )
-    gpus = virtual_gpus.virtual_gpus("h100-80g", num_hosts=1, gpus_per_host=size)
-    mesh = Mesh(
-        np.array(gpus).reshape(1, 1, size, 1),
-        distributed.AXIS_NAMES,
-        axis_types=(AxisType.Auto,) * 4,
-    )
-    steps = job.build_steps(config, mesh)
-    abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
-    program = step.build_train_step(steps)
-    compiled = program.lower(abstract, families.batch_shapes(config)).compile()
-    memory = compiled.memory_analysis()
-    print(
-        f"\n{size} GPUs, attention {attention}: state and batch"
-        f" {memory.argument_size_in_bytes / 1e9:.2f} GB, in the step"
-        f" {memory.temp_size_in_bytes / 1e9:.2f} GB"
-    )
-    return compiled, steps.model.shapes, mesh
+    fields = {"dist.context_parallel_size": size, "model.attention": attention}
+    lowered = programs.lower_step("gpt2_355m", FIELDS | fields)
+    compiled = lowered.program.compile()
+    memory = programs.describe(compiled.memory_analysis())
+    print(f"\n{size} GPUs, attention {attention}: {memory}")
+    return compiled, lowered.steps.model.shapes, lowered.mesh
 
 
 def activation_bytes(size):
