@@ -12,7 +12,6 @@ import math
 import re
 
 import jax
-import pytest
 
 from sbp._compat import has_cudnn
 from tests import hlo
