@@ -18,6 +18,7 @@ from configs import base
 def get_config() -> ml_collections.ConfigDict:
     """Returns the experiment."""
     config = base.get_config()
+    config.init_from = "bert-base-uncased"
     config.model = {"name": "bert_classifier", "num_classes": 2}
     config.optim.update(learning_rate=3e-5, warmup_steps=100, grad_clip_norm=1.0)
     config.train.update(num_steps=1000, global_batch_size=32)

@@ -18,6 +18,7 @@ from configs import base
 def get_config() -> ml_collections.ConfigDict:
     """Returns the experiment."""
     config = base.get_config()
+    config.init_from = "gpt2"
     config.model = {"name": "gpt2"}
     config.lora.update(rank=8, alpha=16.0)
     config.optim.update(learning_rate=2e-4, warmup_steps=100, grad_clip_norm=1.0)

@@ -48,6 +48,13 @@ ONE_DEVICE_SIZES = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
 }
+# The flags that are about one direction, and from which format it goes.
+OF_FORMAT = {
+    "config": "hf",
+    "step": "sbp",
+    "allow_missing": "hf",
+    "allow_unexpected": "hf",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +98,45 @@ def parse(arguments: Sequence[str]) -> Options:
     formats = ("hf", "sbp")
     parser.add_argument("source", help="directory to read")
     parser.add_argument("target", help="directory to write, new or empty")
-    parser.add_argument("--from", dest="source_format", choices=formats, required=True)
-    parser.add_argument("--to", dest="target_format", choices=formats, required=True)
-    parser.add_argument("--config", help="from hf: all but the model, .py or .yaml")
-    parser.add_argument("--step", type=int, help="from sbp: if not the newest")
-    parser.add_argument(
-        "--allow_missing", action="store_true", help="new values for what is missing"
+    add = parser.add_argument
+    add(
+        "--from",
+        dest="source_format",
+        choices=formats,
+        required=True,
+        help="format of the source: of Hugging Face, or the workdir of a run",
     )
-    parser.add_argument(
-        "--allow_unexpected", action="store_true", help="pass over what has no use"
+    add(
+        "--to",
+        dest="target_format",
+        choices=formats,
+        required=True,
+        help="format of the target: the other one",
+    )
+    add("--config", help="from hf: config file of everything but the model")
+    add("--step", type=int, help="from sbp: of the checkpoint, if not the newest")
+    add(
+        "--allow_missing",
+        action="store_true",
+        help="from hf: make new values for what is missing",
+    )
+    add(
+        "--allow_unexpected",
+        action="store_true",
+        help="from hf: pass over what has no use",
     )
     options = Options(**vars(parser.parse_args(arguments)))
     if options.source_format == options.target_format:
-        parser.error(f"--from and --to are both {options.target_format}.")
+        parser.error(
+            f"--from and --to are both {options.target_format}. Make one hf, one sbp."
+        )
+    for name, of in OF_FORMAT.items():
+        value = getattr(options, name)
+        if value not in (None, False) and of != options.source_format:
+            parser.error(
+                f"--{name} is for --from={of}, not for --from={options.source_format}."
+                " Leave it out."
+            )
     return options
 
 
@@ -128,11 +161,9 @@ def import_run(options: Options) -> tuple[int, RunConfig]:
         CheckpointError: If it cannot be written.
         OSError: If files are missing, or the target is not empty.
     """
+    workdir.check_new(options.target)
     files = open_published(options.source)
     config = _config_of(files, options.config)
-    target = pathlib.Path(options.target)
-    if target.exists() and any(target.iterdir()):
-        raise FileExistsError(f"'{target}' is not empty. Name a new directory.")
     if config.lora.is_on:
         raise ValueError(
             f"--config={options.config} has adapters, lora.rank={config.lora.rank}, of"
@@ -169,6 +200,7 @@ def export_run(options: Options) -> tuple[int, RunConfig]:
 
     Adapters are merged into the weights.
     """
+    workdir.check_new(options.target)
     source = pathlib.Path(options.source)
     config, params = read_run(source, options.step)
     params = lora.merge(params, config.lora.scale)

@@ -81,11 +81,7 @@ def run(options: Options) -> None:
     prompts = [*options.prompts]
     if options.prompts_file is not None:
         prompts += read_prompts(options.prompts_file)
-    output = None if options.output is None else pathlib.Path(options.output)
-    if output is not None and not output.parent.is_dir():
-        raise FileNotFoundError(
-            f"--output={output}: there is no folder '{output.parent}'. Make it first."
-        )
+    workdir.check_output(options.output)
     trained = open_trained(
         options.workdir,
         step=options.step,
@@ -100,8 +96,9 @@ def run(options: Options) -> None:
         for prompt, texts in zip(prompts, found, strict=True)
         for sample, continuation in enumerate(texts)
     ]
-    if output is not None:
-        workdir.write_whole(output, "".join(json.dumps(line) + "\n" for line in lines))
+    if options.output is not None:
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        workdir.write_whole(pathlib.Path(options.output), text)
     else:
         for line in lines:
             print(f"{line['prompt']}{line['text']}")
@@ -158,6 +155,8 @@ def describe(
 def read_prompts(path: str) -> list[str]:
     """Returns the prompts of a file: one per line, or JSON lines with ``prompt``.
 
+    Blank lines are left out.
+
     Args:
         path: JSON lines if its name ends in ``.jsonl``, text otherwise.
 
@@ -166,17 +165,23 @@ def read_prompts(path: str) -> list[str]:
         ValueError: If a line is not of this form, or there is none.
     """
     try:
-        lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise OSError(
+            f"--prompts={path} cannot be read: {error.strerror}. Name a file, with a"
+            f" path relative to '{pathlib.Path.cwd()}'."
+        ) from error
     except UnicodeDecodeError as error:
         raise ValueError(
             f"--prompts={path} is not UTF-8 at byte {error.start}. Save it as UTF-8."
         ) from error
+    lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
         raise ValueError(f"--prompts={path} has no line. Write one prompt per line.")
     if not path.endswith(".jsonl"):
-        return lines
+        return [line for _, line in lines]
     prompts = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in lines:
         try:
             prompt = json.loads(line)["prompt"]
         except (ValueError, TypeError, KeyError):
@@ -200,17 +205,35 @@ def _parser() -> argparse.ArgumentParser:
     def add(flag: str, help_: str, **settings: object) -> None:
         parser.add_argument(flag, help=help_, **settings)  # type: ignore[arg-type]  # as argparse has them
 
-    add("--workdir", "folder of the run", required=True)
+    add("--workdir", "folder of a run, or made by launch.convert", required=True)
     add("--step", "of the checkpoint, if not the newest", type=int)
     several = dict(action="append", default=[])
-    add("--prompt", "text to continue; may be repeated", dest="prompts", **several)
-    add("--prompts", "file of prompts, .jsonl or one per line", dest="prompts_file")
+    add(
+        "--prompt",
+        "text to continue; may be repeated",
+        dest="prompts",
+        metavar="TEXT",
+        **several,
+    )
+    add(
+        "--prompts",
+        "file of prompts, .jsonl or one per line",
+        dest="prompts_file",
+        metavar="FILE",
+    )
     add("--output", "file of JSON lines to write, instead of printing the texts")
-    add("--stop", "text to end at; may be repeated", dest="stop_strings", **several)
+    add(
+        "--stop",
+        "text to end at; may be repeated",
+        dest="stop_strings",
+        metavar="TEXT",
+        **several,
+    )
     add(
         "--stop_token",
         "id to end at, besides <|endoftext|>; may be repeated",
         dest="stop_tokens",
+        metavar="ID",
         type=int,
         **several,
     )
@@ -234,7 +257,8 @@ def _parser() -> argparse.ArgumentParser:
         ("data_parallel_size", int, 1, "replicas of the model"),
         ("tensor_parallel_size", int, 1, "devices of each replica"),
     ):
-        add(f"--{name}", f"{help_} (default: {value})", type=kind, default=value)
+        shown = "all" if value is None else value
+        add(f"--{name}", f"{help_} (default: {shown})", type=kind, default=value)
     return parser
 
 

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("source", help="workdir of a run with adapters")
     parser.add_argument("target", help="workdir to write, new or empty")
-    parser.add_argument("--step", type=int, help="checkpoint, if not the newest")
+    parser.add_argument("--step", type=int, help="of the checkpoint, if not the newest")
     options = parser.parse_args(arguments)
     return command_line.exit_code(lambda: run(options))
 
@@ -61,9 +61,7 @@ def merge_run(source: str, target: str, step: int | None) -> tuple[RunConfig, in
         CheckpointError: If the source cannot be read, or the target not be written.
         FileExistsError: If there is something in the target.
     """
-    path = pathlib.Path(target)
-    if path.exists() and any(path.iterdir()):
-        raise FileExistsError(f"'{path}' is not empty. Name a new directory.")
+    workdir.check_new(target)
     config, adapted = convert.read_run(pathlib.Path(source), step)
     if not config.lora.is_on:
         raise ValueError(

@@ -17,7 +17,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
 
-from launch import command_line, predict_images, predict_texts, predictors
+from launch import (
+    command_line,
+    predict_images,
+    predict_texts,
+    predictors,
+    workdir,
+)
 from launch.predictors import AbstractPredictor, Item
 from launch.trained import Trained, open_trained
 
@@ -74,16 +80,23 @@ def parse(arguments: Sequence[str]) -> Options:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--workdir", required=True, help="of a run, or made by launch.convert")
+    add("--workdir", required=True, help="folder of a run, or made by launch.convert")
     add("--inputs", nargs="+", default=[], help="files, or folders of images")
     add("--text", action="append", default=[], help="a text; may be repeated")
     add("--output", help="file to write; standard output if left out")
-    add("--global_batch_size", type=int, default=32, help="inputs at once")
-    add("--top_k", type=int, default=5, help="tokens or classes to name")
+    add(
+        "--global_batch_size", type=int, default=32, help="inputs at once (default: 32)"
+    )
+    add(
+        "--top_k",
+        type=int,
+        default=5,
+        help="tokens or classes to name, at most (default: 5)",
+    )
     add("--skip_broken", action="store_true", help="leave out broken images")
     add("--step", type=int, help="of the checkpoint, if not the newest")
     add("--data_parallel_size", type=int, default=1, help="replicas of the model")
-    add("--tensor_parallel_size", type=int, default=1, help="devices of a replica")
+    add("--tensor_parallel_size", type=int, default=1, help="devices of each replica")
     options = Options(**vars(parser.parse_args(arguments)))
     if not options.inputs and not options.text:
         parser.error("there is nothing to predict. Name --inputs or give a --text.")
@@ -102,6 +115,7 @@ def run(options: Options) -> None:
         OSError: If files are missing, or the output cannot be written.
         ValueError: If the model has nothing to say, or an input cannot be used.
     """
+    workdir.check_output(options.output)
     trained = open_trained(
         options.workdir,
         step=options.step,
@@ -127,6 +141,11 @@ def run(options: Options) -> None:
         for record in records:
             print(json.dumps(record, ensure_ascii=False), file=file, flush=True)
             num += 1
+        if num == 0:
+            raise ValueError(
+                f"--inputs={' '.join(options.inputs)} holds nothing to predict, only"
+                " blank lines or broken files. Name other files."
+            )
     skipped = f", {reader.num_broken:,} broken files skipped" if reader else ""
     name, step = trained.config.model_name, trained.step
     print(f"{num:,} predictions of {name} at step {step}{skipped}", file=sys.stderr)
@@ -144,7 +163,9 @@ def _open_images(options: Options) -> predict_images.ImageReader:
 
 def _text_model(name: str, options: Options) -> tuple[Read, Open]:
     if options.skip_broken:
-        raise ValueError(f"--skip_broken is about images, but the model is a {name}.")
+        raise ValueError(
+            f"--skip_broken is about images, but the model is a {name}. Leave it out."
+        )
     if name not in TEXT_MODELS:
         raise ValueError(
             f"'{options.workdir}' holds a {name}, which has no classes and fills in no"
@@ -158,7 +179,7 @@ def _open_output(path: str | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    with pathlib.Path(path).open("w", encoding="utf-8") as file:
+    with workdir.open_whole(pathlib.Path(path)) as file:
         yield file
 
 

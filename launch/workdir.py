@@ -1,9 +1,11 @@
 """The folder of a run: what may be put there, and what is written at the start."""
 
+import contextlib
 import os
 import pathlib
 import shutil
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 import jax
 from jax.experimental import multihost_utils
@@ -13,6 +15,7 @@ from launch.checkpoint import Checkpointer, CheckpointError
 from launch.run_config import RunConfig
 from launch.run_files import CHECKPOINTS as CHECKPOINTS
 from launch.run_files import CONFIG_FILE, TOKENIZER_FILE
+from models.published_files import CONFIG_FILE as PUBLISHED_CONFIG_FILE
 
 LOSS_PLOT = "loss.png"
 HLO_FILE = "train_step.hlo.txt"
@@ -69,10 +72,27 @@ def load_config(directory: str) -> dict[str, Any]:
     """
     path = pathlib.Path(directory) / CONFIG_FILE
     if not path.is_file():
-        raise CheckpointError(
-            f"'{directory}' holds no {CONFIG_FILE}. Name the workdir of a run."
-        )
+        remedy = "Name the workdir of a run."
+        if (path.parent / PUBLISHED_CONFIG_FILE).is_file():
+            remedy = (
+                "It seems to be in the format of Hugging Face: make a workdir of it by"
+                f" python -m launch.convert --from=hf --to=sbp {directory} WORKDIR."
+            )
+        raise CheckpointError(f"'{directory}' holds no {CONFIG_FILE}. {remedy}")
     return resolve.load(str(path))
+
+
+def check_new(directory: str) -> None:
+    """Checks that a folder is new or empty, so that nothing of it gets lost.
+
+    Raises:
+        FileExistsError: If it is not, or is a file.
+    """
+    path = pathlib.Path(directory)
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(f"'{path}' is a file. Name a new directory.")
+    if path.exists() and any(path.iterdir()):
+        raise FileExistsError(f"'{path}' is not empty. Name a new directory.")
 
 
 def prepare(directory: str, config: RunConfig, tokenizer: Any = None) -> pathlib.Path:
@@ -105,11 +125,40 @@ def prepare(directory: str, config: RunConfig, tokenizer: Any = None) -> pathlib
     return path
 
 
+def check_output(path: str | None) -> None:
+    """Checks that a file can be written, before the work that would be lost otherwise.
+
+    Args:
+        path: Given as ``--output``; None for the standard output.
+
+    Raises:
+        FileNotFoundError: If its folder is missing.
+        IsADirectoryError: If it is a folder.
+    """
+    if path is None:
+        return
+    file = pathlib.Path(path)
+    if file.is_dir():
+        raise IsADirectoryError(f"--output={path} is a folder. Name a file in it.")
+    if not file.parent.is_dir():
+        raise FileNotFoundError(
+            f"--output={path}: there is no folder '{file.parent}'. Make it first."
+        )
+
+
 def write_whole(path: pathlib.Path, text: str) -> None:
     """Writes a file in one go: a reader sees the old text or the new one."""
+    with open_whole(path) as file:
+        file.write(text)
+
+
+@contextlib.contextmanager
+def open_whole(path: pathlib.Path) -> Iterator[TextIO]:
+    """Opens a file that is there when all is written, and not after an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text)
+        with temporary.open("w", encoding="utf-8") as file:
+            yield file
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

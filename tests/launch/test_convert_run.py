@@ -134,7 +134,11 @@ def test_names_of_classes_go_there_and_back(name, tmp_path):
     [
         ([*TO_SBP, "{missing}", "{new}"], "holds no config.json"),
         ([*TO_SBP, "{published}", "{published}"], "is not empty. Name a new"),
-        ([*TO_HF, "{published}", "{new}"], "holds no config.yaml. Name the workdir"),
+        (
+            [*TO_HF, "{published}", "{new}"],
+            "holds no config.yaml. It seems to be in the format of Hugging Face: make",
+        ),
+        ([*TO_HF, "{missing}", "{new}"], "holds no config.yaml. Name the workdir"),
         ([*TO_HF, "{imported}", "{published}"], "is not empty. Name a new"),
         ([*TO_HF, "{imported}", "{new}", "--step=7"], "has no checkpoint of step 7"),
     ],
@@ -154,6 +158,30 @@ def test_what_cannot_be_converted_is_an_error(
     assert code == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_target_that_is_a_file_is_an_error(tmp_path, capsys):
+    (tmp_path / "file").write_text("kept")
+
+    for formats, source in ((TO_SBP, "hf"), (TO_HF, "run")):
+        assert convert.main([*formats, source, str(tmp_path / "file")]) == 1
+        assert "file' is a file. Name a new directory." in capsys.readouterr().err
+
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*TO_SBP, "--step=3"], "--step is for --from=sbp, not for --from=hf."),
+        ([*TO_HF, "--config=a.py"], "--config is for --from=hf, not for --from=sbp."),
+        ([*TO_HF, "--allow_missing"], "--allow_missing is for --from=hf, not for"),
+    ],
+)
+def test_flag_of_the_other_direction_is_an_error(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        convert.main([*arguments, "a", "b"])
+    assert message in capsys.readouterr().err
 
 
 def test_same_format_twice_is_an_error(capsys):

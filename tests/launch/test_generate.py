@@ -230,17 +230,18 @@ def test_texts_are_printed_after_their_prompts(run, capsys):
         (["--prompt=x", "--stop_token=300"], "The stop tokens [300] are none of the"),
         (["--prompt=x", "--step=3"], "has no checkpoint of step 3. It has 7."),
         (["--prompt=x", "--tensor_parallel_size=3"], "num_heads=4 is not divisible"),
-        (["--prompts={tmp}/none.txt"], "No such file"),
+        (["--prompts={tmp}/none.txt"], "none.txt cannot be read: No such file"),
         (["--prompts={tmp}/empty.txt"], "has no line. Write one prompt per line."),
         (
             ["--prompts={tmp}/bad.jsonl"],
             "bad.jsonl, line 2: '{\"text\": 1}' is not a JSON object with a text under",
         ),
         (["--prompt=x", "--output={tmp}/no/out"], "there is no folder '{tmp}/no'."),
+        (["--prompt=x", "--output={tmp}"], "--output={tmp} is a folder. Name a file"),
     ],
 )
 def test_what_cannot_be_done_is_an_error(run, arguments, message, tmp_path, capsys):
-    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n{"text": 1}\n')
     places = {"tmp": str(tmp_path)}
 
@@ -263,6 +264,14 @@ def test_workdir_without_checkpoint_or_tokenizer_is_an_error(tmp_path, capsys):
     trained_runs.make(tmp_path)
     assert main(tmp_path, "--prompt=x") == 1
     assert "has no tokenizer, without which texts are of no" in capsys.readouterr().err
+
+
+def test_blank_lines_of_a_file_are_no_prompts(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\n two\n")
+    (tmp_path / "a.jsonl").write_text('{"prompt": "one"}\n\n{"prompt": " two"}\n')
+
+    for name in ("a.txt", "a.jsonl"):
+        assert generate.read_prompts(str(tmp_path / name)) == ["one", " two"]
 
 
 def test_no_prompt_is_an_error(capsys):

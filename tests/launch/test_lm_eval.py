@@ -94,6 +94,11 @@ def test_tasks_of_the_harness_score_what_the_model_says(run, tmp_path):
     assert found["toy_until"]["exact_match,none"] == 0.75
 
 
+def test_missing_workdir_is_an_error_before_tasks_are_looked_for(tmp_path, capsys):
+    assert lm_eval.main([f"--workdir={tmp_path}", "--tasks=x"]) == 1
+    assert "holds no config.yaml. Name the workdir" in capsys.readouterr().err
+
+
 def test_missing_package_is_an_error(run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert lm_eval.main([f"--workdir={run}", "--tasks=x"]) == 1

@@ -4,8 +4,10 @@ import pathlib
 import shlex
 
 import pytest
+import tokenizers
 
 from launch import command_line, predict, resolve
+from launch.data import tokenizer
 from launch.resolve import DeviceCount
 from tests.launch import trained_runs
 
@@ -54,6 +56,39 @@ def test_command_line_that_asks_for_nothing_is_an_error(arguments, message, caps
         predict.main(["--workdir=w", *arguments])
 
     assert message in capsys.readouterr().err
+
+
+def test_output_is_as_before_after_an_error(tmp_path, capsys):
+    ids = {token: i for i, token in enumerate(tokenizer.SPECIAL_TOKENS)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordPiece(ids, unk_token="[UNK]"))
+    model = {"name": "bert_classifier", **trained_runs.SIZES, "vocab_size": 24}
+    run = tmp_path / "run"
+    trained_runs.make(run, model={**model, "num_classes": 2}, tokenizer=words)
+    output = tmp_path / "out" / "records.jsonl"
+    output.parent.mkdir()
+    output.write_text("of an earlier call")
+    (tmp_path / "bad.jsonl").write_text('{"text": "the cat"}\n{broken\n')
+    (tmp_path / "blank.txt").write_text("\n \n")
+
+    for name, message in (
+        ("bad.jsonl", "bad.jsonl:2: not JSON"),
+        ("blank.txt", "blank.txt holds nothing to predict, only blank lines or"),
+    ):
+        command = [f"--workdir={run}", f"--output={output}", "--inputs"]
+        assert predict.main([*command, str(tmp_path / name)]) == 1
+        assert message in capsys.readouterr().err
+
+    assert output.read_text() == "of an earlier call"
+    assert list(output.parent.iterdir()) == [output]
+
+
+def test_output_that_cannot_be_written_is_an_error_at_once(tmp_path, capsys):
+    for path, message in (
+        (tmp_path, f"--output={tmp_path} is a folder. Name a file in it."),
+        (tmp_path / "no" / "a", f"there is no folder '{tmp_path / 'no'}'. Make it"),
+    ):
+        assert predict.main(["--workdir=w", "--text=a", f"--output={path}"]) == 1
+        assert message in capsys.readouterr().err
 
 
 def test_model_of_the_next_token_is_referred_to_generation(tmp_path, capsys):
