@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from launch.block_attention import BLOCKS, BlockAttention
+from launch.partial_attention import IMPLEMENTATIONS, PartialAttention
 from models import weight_dropout
 from models.attention import CORES, Attention, Core
 from models.layers import BlockConfig
@@ -114,7 +114,7 @@ def make_core(name: str, mesh: Mesh) -> Core:
     """Returns an implementation, which may be given heads split over ``tensor``."""
     if name == "plain" or (name == "blocked" and mesh.shape["tensor"] == 1):
         return CORES[name]
-    per_head = PerHead(mesh, BLOCKS[name])
+    per_head = PerHead(mesh, IMPLEMENTATIONS[name])
 
     def core(
         q_BLHK: jax.Array,
@@ -142,11 +142,11 @@ class PerHead:
 
     Attributes:
         mesh: The devices.
-        blocks: What is run, for all keys at once.
+        attention: What is run, for all keys at once.
     """
 
     mesh: Mesh
-    blocks: BlockAttention
+    attention: PartialAttention
 
     def run(self, function: Callable, of_heads: Any, *rules: Any) -> Any:
         """Returns what the function does, for the heads of each device.
@@ -182,7 +182,7 @@ def _forward(per_head: PerHead, *arguments: Any) -> tuple[jax.Array, tuple]:
     q_BLHK, k_BTHK, v_BTHK, *rules = arguments
 
     def run(qkv: tuple, *rules: Any) -> tuple[jax.Array, jax.Array]:
-        return per_head.blocks.forward(*qkv, *rules)
+        return per_head.attention.forward(*qkv, *rules)
 
     means_BLHK, lse_BLH = per_head.run(run, (q_BLHK, k_BTHK, v_BTHK), *rules)
     means_BLHK = checkpoint_name(means_BLHK, "attention_values")
@@ -196,7 +196,7 @@ def _backward(per_head: PerHead, residuals: tuple, grad_BLHK: jax.Array) -> tupl
 
     def run(of_heads: tuple, *rules: Any) -> tuple[jax.Array, ...]:
         qkv, results = of_heads
-        return per_head.blocks.backward(*qkv, *rules, **results)
+        return per_head.attention.backward(*qkv, *rules, **results)
 
     of_heads = (q_BLHK, k_BTHK, v_BTHK), results
     return *per_head.run(run, of_heads, *rules), None, None

@@ -27,7 +27,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from launch import ring_attention
 from launch.attention import choose
-from launch.block_attention import BLOCKS
+from launch.partial_attention import IMPLEMENTATIONS
 from launch.passing import GATHER, PASS_ON
 from launch.ring import Ring, num_parts
 from launch.run_config import RunConfig
@@ -256,7 +256,7 @@ def build(
     ring = Ring(
         axis_name=AXIS,
         size=size,
-        blocks=BLOCKS[attention],
+        attention=IMPLEMENTATIONS[attention],
         # Stages attend at different times.
         passing=GATHER if dist.pipeline_parallel_size > 1 else PASS_ON,
         head_axis="tensor" if is_per_head else None,

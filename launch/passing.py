@@ -93,7 +93,7 @@ def gather_forward(
 
     def arrive(state: Tree, number: jax.Array) -> tuple[Tree, None]:
         source = (jax.lax.axis_index(axis_name) - number) % size
-        return step(_read(everything, source), state, number), None
+        return step(slots.read_all(everything, source), state, number), None
 
     return jax.lax.scan(arrive, start(held), jnp.arange(1, size))[0]
 
@@ -111,12 +111,15 @@ def gather_backward(
         state, returned = carry
         source = (rank - number) % size
         state, new = step(
-            _read(everything, source), state, _read(returned, source), number
+            slots.read_all(everything, source),
+            state,
+            slots.read_all(returned, source),
+            number,
         )
-        return (state, _put(returned, new, source)), None
+        return (state, slots.put_all(returned, new, source)), None
 
     state, own = start(held)
-    returned = _put(jax.tree.map(lambda x: _zeros(x, size), own), own, rank)
+    returned = slots.put_all(jax.tree.map(lambda x: _zeros(x, size), own), own, rank)
     carry, _ = jax.lax.scan(arrive, (state, returned), jnp.arange(1, size))
     state, returned = carry
     return state, jax.tree.map(lambda x: jax.lax.psum_scatter(x, axis_name), returned)
@@ -140,11 +143,3 @@ def _zeros(like: jax.Array, size: int) -> jax.Array:
     """Returns zeros with a dim in front, each rank's own as those it is like."""
     zeros = jnp.zeros((size, *like.shape), like.dtype)
     return jax.lax.pcast(zeros, tuple(jax.typeof(like).mat.varying), to="varying")
-
-
-def _read(tree: Tree, index: jax.Array) -> Tree:
-    return jax.tree.map(lambda x: slots.read(x, index), tree)
-
-
-def _put(tree: Tree, new: Tree, index: jax.Array) -> Tree:
-    return jax.tree.map(lambda x, value: slots.put(x, value, index), tree, new)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec as P
 
-from launch.block_attention import PLAIN, BlockAttention
+from launch.partial_attention import PLAIN, PartialAttention
 from launch.passing import PASS_ON, Passing
 
 
@@ -22,7 +22,7 @@ class Ring:
     Attributes:
         axis_name: The axis.
         size: Its devices, two or more.
-        blocks: How a pair of parts is computed.
+        attention: How a pair of parts is computed.
         passing: How keys and values get from rank to rank.
         head_axis: An axis left to XLA, over which heads are split; None if there is
             none.
@@ -30,7 +30,7 @@ class Ring:
 
     axis_name: str
     size: int
-    blocks: BlockAttention = PLAIN
+    attention: PartialAttention = PLAIN
     passing: Passing = PASS_ON
     head_axis: str | None = None
 

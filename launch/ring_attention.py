@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from launch.block_attention import Means
+from launch.partial_attention import Means
 from launch.ring import Ring, num_parts
 from models.blocked_attention import merge
 from models.masks import AttentionMask, Index
@@ -116,8 +116,8 @@ def _go_forward(
     work = _Work.of(ring, q, mask, dropout)
 
     def run(held: _Held, pair: Pair, number: Index) -> Means:
-        q, k, v = _read(work.queries, pair.queries), *held.read(pair.keys)
-        means, lse = ring.blocks.forward(q, k, v, *work.rules(held, pair, number))
+        q, k, v = slots.read_all(work.queries, pair.queries), *held.read(pair.keys)
+        means, lse = ring.attention.forward(q, k, v, *work.rules(held, pair, number))
         return means.astype(jnp.float32), lse
 
     def start(held: _Held) -> Means:
@@ -129,8 +129,8 @@ def _go_forward(
 
     def step(held: _Held, found: Means, number: Index) -> Means:
         for pair in work.pairs(number):
-            merged = merge(_read(found, pair.queries), run(held, pair, number))
-            found = _put(found, merged, pair.queries)
+            merged = merge(slots.read_all(found, pair.queries), run(held, pair, number))
+            found = slots.put_all(found, merged, pair.queries)
         return found
 
     held = work.held(k, v)
@@ -155,13 +155,13 @@ def _go_backward(  # noqa: PLR0913 - one parameter per tensor
     results = _split(results, work.queries.shape[0])
 
     def run(held: _Held, pair: Pair, number: Index) -> tuple:
-        q, k, v = _read(work.queries, pair.queries), *held.read(pair.keys)
-        grad_q, *grads = ring.blocks.backward(
+        q, k, v = slots.read_all(work.queries, pair.queries), *held.read(pair.keys)
+        grad_q, *grads = ring.attention.backward(
             q,
             k,
             v,
             *work.rules(held, pair, number),
-            **_read(results, pair.queries),
+            **slots.read_all(results, pair.queries),
         )
         return jax.tree.map(lambda x: x.astype(jnp.float32), (grad_q, grads))
 
@@ -198,7 +198,7 @@ class _Held(NamedTuple):
 
     def read(self, part: Index) -> tuple[jax.Array, jax.Array]:
         """Returns keys and values of a part."""
-        return _read((self.k, self.v), part)
+        return slots.read_all((self.k, self.v), part)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,9 +257,9 @@ class _Work:
         """Returns mask and dropout of a pair, its keys of this arrival."""
         mask = AttentionMask(
             is_causal=pair.is_causal,
-            is_key=_read(held.is_key, pair.keys),
-            documents=_read(self.mask.documents, pair.queries),
-            key_documents=_read(held.documents, pair.keys),
+            is_key=slots.read_all(held.is_key, pair.keys),
+            documents=slots.read_all(self.mask.documents, pair.queries),
+            key_documents=slots.read_all(held.documents, pair.keys),
         )
         if self.dropout is None:
             return mask, None
@@ -297,17 +297,9 @@ def _stack(parts: Mapping[Index, Any]) -> Any:
     return jax.tree.map(lambda *xs: jnp.stack(xs), *in_order)
 
 
-def _read(tree: Any, part: Index) -> Any:
-    return jax.tree.map(lambda x: slots.read(x, part), tree)
-
-
-def _put(tree: Any, new: Any, part: Index) -> Any:
-    return jax.tree.map(lambda x, value: slots.put(x, value, part), tree, new)
-
-
 def _add(total: Any, more: Any) -> Any:
     return more if total is None else jax.tree.map(jnp.add, total, more)
 
 
 def _add_at(total: Any, more: Any, part: Index) -> Any:
-    return _put(total, _add(_read(total, part), more), part)
+    return slots.put_all(total, _add(slots.read_all(total, part), more), part)

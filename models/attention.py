@@ -13,7 +13,6 @@ differ in speed and memory alone:
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -24,6 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from models import weight_dropout
 from models.blocked_attention import attend_in_blocks
+from models.head_blocks import score_scale
 from models.layers import BlockConfig, dropout, linear
 from models.masks import AttentionMask
 
@@ -104,7 +104,7 @@ def attend(
     """
     scores_BHLT = jnp.einsum(
         "blhk,bthk->bhlt",
-        q_BLHK * (1 / math.sqrt(q_BLHK.shape[-1])),
+        q_BLHK * score_scale(q_BLHK),
         k_BTHK,
         preferred_element_type=jnp.float32,
     )

@@ -8,19 +8,15 @@ Samples and heads are dealt with one after the other, so that all products are o
 plain matrices: on CPU these are several times faster than batched ones.
 """
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from models.head_blocks import Head, Heads, product
+from models.head_blocks import LOWEST, TINY, Head, Heads, product, score_scale
 from models.masks import AttentionMask, Index
 from models.weight_dropout import WeightDropout
-
-_LOWEST = -1e29  # highest score of a query that sees no key: exp(HIDDEN - it) is 0
-_TINY = 1e-37  # for the sum of no weights
 
 
 @jax.custom_vjp
@@ -72,7 +68,7 @@ def attention_forward(
 
         return jax.lax.map(of_block, jnp.arange(heads.num_query_blocks))
 
-    queries = heads.from_queries(q_BLHK) * _scale(q_BLHK)
+    queries = heads.from_queries(q_BLHK) * score_scale(q_BLHK)
     out, lse = heads.run(run, (queries, *map(heads.from_keys, (k_BTHK, v_BTHK))))
     return heads.to_queries(out).astype(v_BTHK.dtype), heads.to_queries(lse)[..., 0]
 
@@ -116,14 +112,14 @@ def attention_backward(
         start = jnp.zeros_like(k_TK.T), jnp.zeros_like(v_TK.T)
         return jax.lax.scan(of_block, start, jnp.arange(heads.num_query_blocks))
 
-    queries = heads.from_queries(q_BLHK) * _scale(q_BLHK)
+    queries = heads.from_queries(q_BLHK) * score_scale(q_BLHK)
     others = grad32_BLHK, lse_BLH[..., None], inner_BLH1
     keys = map(heads.from_keys, (k_BTHK, v_BTHK))
     (grad_k, grad_v), grad_q = heads.run(
         run, (queries, *map(heads.from_queries, others), *keys)
     )
     return (
-        (heads.to_queries(grad_q) * _scale(q_BLHK)).astype(q_BLHK.dtype),
+        (heads.to_queries(grad_q) * score_scale(q_BLHK)).astype(q_BLHK.dtype),
         heads.to_keys(grad_k.swapaxes(2, 3)).astype(k_BTHK.dtype),
         heads.to_keys(grad_v.swapaxes(2, 3)).astype(v_BTHK.dtype),
     )
@@ -183,10 +179,10 @@ def _forward_block(
         total = total * shrink + weights.sum(1, keepdims=True)
         return means * shrink + found, total, now_highest
 
-    lowest = jnp.full_like(q[:, :1], _LOWEST)
+    lowest = jnp.full_like(q[:, :1], LOWEST)
     start = jnp.zeros_like(q), jnp.zeros_like(lowest), lowest
     means, total, highest = head.over_keys(i, step, start)
-    total = jnp.maximum(total, _TINY)
+    total = jnp.maximum(total, TINY)
     return means / total, highest + jnp.log(total)
 
 
@@ -222,10 +218,6 @@ def _backward_block(
     start = jnp.zeros_like(q), grad_k_KT, grad_v_KT
     grad_q, *sums = head.over_keys(i, step, start)
     return tuple(sums), grad_q
-
-
-def _scale(q_BLHK: jax.Array) -> float:
-    return 1 / math.sqrt(q_BLHK.shape[-1])
 
 
 def _add_columns(total: jax.Array, part: jax.Array, block: Index) -> jax.Array:

@@ -4,6 +4,7 @@ A head's queries, keys and values are matrices, filled up to whole blocks.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from models.weight_dropout import WeightDropout
 
 BLOCK = 128  # queries, or keys, at most; the fastest on CPU
 HIDDEN = -1e30  # score of a key that a query does not see
+LOWEST = -1e29  # highest score of a query that sees no key: exp(HIDDEN - it) is 0
+TINY = 1e-37  # for the sum of no weights
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +194,11 @@ class Heads:
 
         all_words = dropout.words if dropout else None
         return jax.lax.map(of_sample, (matrices, mask, all_words))
+
+
+def score_scale(q_BLHK: jax.Array) -> float:
+    """Returns what the products of queries and keys are multiplied by."""
+    return 1 / math.sqrt(q_BLHK.shape[-1])
 
 
 def product(a: jax.Array, b: jax.Array, a_dim: int, b_dim: int) -> jax.Array:

@@ -42,7 +42,7 @@ class Ends:
 
     def microbatch(self, index: jax.Array | int) -> Tree:
         """Returns a microbatch; any one if the index is -1."""
-        return jax.tree.map(lambda leaf: slots.read(leaf, index), self.microbatches)
+        return slots.read_all(self.microbatches, index)
 
     def input_shape(self) -> Any:
         """Returns the shape of a layer's input."""

@@ -338,8 +338,7 @@ class Stack:
         return self._gathered_at(0), context, self.indices[0]
 
     def _weights_at(self, position: slots.Index) -> Tree:
-        place = self.first + position
-        return jax.tree.map(lambda leaf: slots.read(leaf, place), self.weights)
+        return slots.read_all(self.weights, self.first + position)
 
     def _gathered_at(self, position: slots.Index) -> Tree:
         weights = self._weights_at(position)

@@ -4,6 +4,7 @@ Everything is written in place: XLA makes no copy of a buffer to change a part o
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,16 +31,14 @@ def put_if(buffer: jax.Array, value: jax.Array, slot: jax.Array) -> jax.Array:
     return put(buffer, kept, slot)
 
 
-def read_all(buffers: Sequence[jax.Array], *index: Index) -> list[jax.Array]:
-    """Returns `read` of each."""
-    return [read(buffer, *index) for buffer in buffers]
+def read_all(buffers: Any, *index: Index) -> Any:
+    """Returns `read` of each buffer of a tree."""
+    return jax.tree.map(lambda buffer: read(buffer, *index), buffers)
 
 
-def put_all(
-    buffers: Sequence[jax.Array], values: Sequence[jax.Array], *index: Index
-) -> list[jax.Array]:
-    """Returns `put` of each."""
-    return [put(b, v, *index) for b, v in zip(buffers, values, strict=True)]
+def put_all(buffers: Any, values: Any, *index: Index) -> Any:
+    """Returns `put` of each buffer of a tree."""
+    return jax.tree.map(lambda b, v: put(b, v, *index), buffers, values)
 
 
 def _start(buffer: jax.Array, index: Sequence[Index]) -> list[Index]:

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from launch import ring_attention
-from launch.block_attention import BLOCKED, PLAIN
+from launch.partial_attention import BLOCKED, PLAIN
 from launch.passing import GATHER, PASS_ON
 from launch.ring import Ring
 from models import weight_dropout
@@ -57,8 +57,8 @@ class Program:
 
 
 @functools.cache
-def make_ring(size, mask_name, blocks=PLAIN, rate=0.0, passing=PASS_ON, dtype=FLOAT):
-    ring = Ring(axis_name="context", size=size, blocks=blocks, passing=passing)
+def make_ring(size, mask_name, attention=PLAIN, rate=0.0, passing=PASS_ON, dtype=FLOAT):
+    ring = Ring(axis_name="context", size=size, attention=attention, passing=passing)
     devices = np.array(jax.devices()[:size])
     mesh = Mesh(devices, ("context",), axis_types=(AxisType.Auto,))
     spec = P(None, "context")
@@ -86,8 +86,8 @@ def compile_ring(*options):
     return jax.jit(ring.program).lower(*ring.arguments).compile()
 
 
-def check(size, mask_name, blocks=PLAIN, rate=0.0, passing=PASS_ON):
-    options = size, mask_name, blocks, rate, passing
+def check(size, mask_name, attention=PLAIN, rate=0.0, passing=PASS_ON):
+    options = size, mask_name, attention, rate, passing
     ring = make_ring(*options)
     mask, (arrays, *others) = MASKS[mask_name], ring.arguments
     # What a query gets that sees no key is not agreed upon.
@@ -131,9 +131,9 @@ def test_keys_that_are_gathered_do_as_well(mask_name):
 @pytest.mark.slow
 @pytest.mark.parametrize("mask_name", MASKS)
 @pytest.mark.parametrize("size", [2, 4, 8])
-@pytest.mark.parametrize("blocks", [PLAIN, BLOCKED], ids=["plain", "blocked"])
-def test_ring_of_any_size_equals_one_device(blocks, size, mask_name):
-    check(size, mask_name, blocks=blocks, rate=RATE)
+@pytest.mark.parametrize("attention", [PLAIN, BLOCKED], ids=["plain", "blocked"])
+def test_ring_of_any_size_equals_one_device(attention, size, mask_name):
+    check(size, mask_name, attention=attention, rate=RATE)
 
 
 def equations(jaxpr, times=1):

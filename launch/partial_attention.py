@@ -6,26 +6,23 @@ queries for each set are terms of a sum.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 
 from models.blocked_attention import attention_backward, attention_forward
+from models.head_blocks import HIDDEN, LOWEST, TINY, score_scale
 from models.masks import AttentionMask
 from models.weight_dropout import WeightDropout
 from sbp._compat import cudnn_attention_backward, cudnn_attention_forward
 
 Means = tuple[jax.Array, jax.Array]
 Gradients = tuple[jax.Array, jax.Array, jax.Array]
-_HIDDEN = -1e30  # score of a key that a query does not see
-_LOWEST = -1e29  # highest score of a query that sees none: exp(_HIDDEN - it) is 0
-_TINY = 1e-37  # for the sum of no weights
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class BlockAttention:
+class PartialAttention:
     """An implementation.
 
     Attributes:
@@ -48,7 +45,7 @@ def plain_forward(
 ) -> Means:
     """Returns what `attention_forward` does, from all scores at once."""
     weights_BHLT, highest_BHL = _weights(q_BLHK, k_BTHK, mask)
-    total_BHL = jnp.maximum(weights_BHLT.sum(-1), _TINY)
+    total_BHL = jnp.maximum(weights_BHLT.sum(-1), TINY)
     kept_BHLT = _drop(weights_BHLT, dropout).astype(v_BTHK.dtype)
     sums_BLHK = _product("bhlt,bthk->blhk", kept_BHLT, v_BTHK)
     total_BLH, highest_BLH = total_BHL.swapaxes(1, 2), highest_BHL.swapaxes(1, 2)
@@ -68,7 +65,7 @@ def plain_backward(
     grad_BLHK: jax.Array,
 ) -> Gradients:
     """Returns what `attention_backward` does, from all weights at once."""
-    dtype, scale = v_BTHK.dtype, _scale(q_BLHK)
+    dtype, scale = v_BTHK.dtype, score_scale(q_BLHK)
     lse_BHL = lse_BLH.swapaxes(1, 2)
     weights_BHLT = jnp.exp(_scores(q_BLHK, k_BTHK, mask) - lse_BHL[..., None])
     inner_BLH = (grad_BLHK.astype(jnp.float32) * out_BLHK).sum(-1)
@@ -146,14 +143,14 @@ def _weights(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns exponentials of scores, and the score that they are relative to."""
     scores_BHLT = _scores(q_BLHK, k_BTHK, mask)
-    highest_BHL = jnp.maximum(scores_BHLT.max(-1), _LOWEST)
+    highest_BHL = jnp.maximum(scores_BHLT.max(-1), LOWEST)
     return jnp.exp(scores_BHLT - highest_BHL[..., None]), highest_BHL
 
 
 def _scores(q_BLHK: jax.Array, k_BTHK: jax.Array, mask: AttentionMask) -> jax.Array:
-    scores_BHLT = _product("blhk,bthk->bhlt", q_BLHK * _scale(q_BLHK), k_BTHK)
+    scores_BHLT = _product("blhk,bthk->bhlt", q_BLHK * score_scale(q_BLHK), k_BTHK)
     visible = mask.dense(q_BLHK.shape[1], k_BTHK.shape[1])
-    return scores_BHLT if visible is None else jnp.where(visible, scores_BHLT, _HIDDEN)
+    return scores_BHLT if visible is None else jnp.where(visible, scores_BHLT, HIDDEN)
 
 
 def _drop(weights_BHLT: jax.Array, dropout: WeightDropout | None) -> jax.Array:
@@ -175,14 +172,10 @@ def _product(form: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.einsum(form, a, b, preferred_element_type=jnp.float32)
 
 
-def _scale(q_BLHK: jax.Array) -> float:
-    return 1 / math.sqrt(q_BLHK.shape[-1])
-
-
-PLAIN = BlockAttention(forward=plain_forward, backward=plain_backward)
-BLOCKED = BlockAttention(forward=attention_forward, backward=attention_backward)
-CUDNN = BlockAttention(forward=cudnn_forward, backward=cudnn_backward)
-BLOCKS: Mapping[str, BlockAttention] = {
+PLAIN = PartialAttention(forward=plain_forward, backward=plain_backward)
+BLOCKED = PartialAttention(forward=attention_forward, backward=attention_backward)
+CUDNN = PartialAttention(forward=cudnn_forward, backward=cudnn_backward)
+IMPLEMENTATIONS: Mapping[str, PartialAttention] = {
     "plain": PLAIN,
     "blocked": BLOCKED,
     "cudnn": CUDNN,
