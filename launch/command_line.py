@@ -84,6 +84,18 @@ def parse(arguments: Sequence[str]) -> Options:
     return options
 
 
+def add_trained(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say which trained model to use, and on which layout."""
+    add = parser.add_argument
+    add("--workdir", required=True, help="folder of a run, or made by launch.convert")
+    add("--step", type=int, help="of the checkpoint, if not the newest")
+    for name, text in (
+        ("data_parallel_size", "replicas of the model"),
+        ("tensor_parallel_size", "devices of each replica"),
+    ):
+        add(f"--{name}", type=int, default=1, help=f"{text} (default: 1)")
+
+
 def exit_code(work: Callable[[], object]) -> int:
     """Does the work of a command and returns its exit code.
 

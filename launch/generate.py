@@ -205,16 +205,27 @@ def _parser() -> argparse.ArgumentParser:
     def add(flag: str, help_: str, **settings: object) -> None:
         parser.add_argument(flag, help=help_, **settings)  # type: ignore[arg-type]  # as argparse has them
 
-    add("--workdir", "folder of a run, or made by launch.convert", required=True)
-    add("--step", "of the checkpoint, if not the newest", type=int)
-    several = dict(action="append", default=[])
-    add(
-        "--prompt",
-        "text to continue; may be repeated",
-        dest="prompts",
-        metavar="TEXT",
-        **several,
-    )
+    command_line.add_trained(parser)
+    for flag, help_, dest, metavar, kind in (
+        ("--prompt", "text to continue", "prompts", "TEXT", str),
+        ("--stop", "text to end at", "stop_strings", "TEXT", str),
+        (
+            "--stop_token",
+            "id to end at, besides <|endoftext|>",
+            "stop_tokens",
+            "ID",
+            int,
+        ),
+    ):
+        add(
+            flag,
+            f"{help_}; may be repeated",
+            action="append",
+            default=[],
+            dest=dest,
+            metavar=metavar,
+            type=kind,
+        )
     add(
         "--prompts",
         "file of prompts, .jsonl or one per line",
@@ -222,21 +233,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
     )
     add("--output", "file of JSON lines to write, instead of printing the texts")
-    add(
-        "--stop",
-        "text to end at; may be repeated",
-        dest="stop_strings",
-        metavar="TEXT",
-        **several,
-    )
-    add(
-        "--stop_token",
-        "id to end at, besides <|endoftext|>; may be repeated",
-        dest="stop_tokens",
-        metavar="ID",
-        type=int,
-        **several,
-    )
     defaults, sampling = GenerationConfig(), SamplingConfig()
     for name, kind, value, help_ in (
         ("max_new_tokens", int, defaults.max_new_tokens, "that a text may get"),
@@ -254,8 +250,6 @@ def _parser() -> argparse.ArgumentParser:
         ("length_penalty", float, defaults.length_penalty, "more favors long texts"),
         ("seed", int, defaults.seed, "of what is drawn"),
         ("global_batch_size", int, defaults.global_batch_size, "texts at once"),
-        ("data_parallel_size", int, 1, "replicas of the model"),
-        ("tensor_parallel_size", int, 1, "devices of each replica"),
     ):
         shown = "all" if value is None else value
         add(f"--{name}", f"{help_} (default: {shown})", type=kind, default=value)

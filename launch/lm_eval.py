@@ -32,16 +32,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--workdir", required=True, help="folder of a run, or made by launch.convert")
+    command_line.add_trained(parser)
     add("--tasks", required=True, help="names, separated by commas")
     add("--include_path", help="folder of more tasks")
     add("--num_fewshot", type=int, help="examples in a context, if not the task's")
     add("--limit", type=int, help="examples of each task, if not all")
     add("--output", help="JSON file to write the results to")
-    add("--step", type=int, help="of the checkpoint, if not the newest")
     add("--global_batch_size", type=int, default=16, help="texts at once (default: 16)")
-    add("--data_parallel_size", type=int, default=1, help="replicas of the model")
-    add("--tensor_parallel_size", type=int, default=1, help="devices of each replica")
     return parser.parse_args(arguments)
 
 

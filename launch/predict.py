@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str]) -> Options:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--workdir", required=True, help="folder of a run, or made by launch.convert")
+    command_line.add_trained(parser)
     add("--inputs", nargs="+", default=[], help="files, or folders of images")
     add("--text", action="append", default=[], help="a text; may be repeated")
     add("--output", help="file to write; standard output if left out")
@@ -94,9 +94,6 @@ def parse(arguments: Sequence[str]) -> Options:
         help="tokens or classes to name, at most (default: 5)",
     )
     add("--skip_broken", action="store_true", help="leave out broken images")
-    add("--step", type=int, help="of the checkpoint, if not the newest")
-    add("--data_parallel_size", type=int, default=1, help="replicas of the model")
-    add("--tensor_parallel_size", type=int, default=1, help="devices of each replica")
     options = Options(**vars(parser.parse_args(arguments)))
     if not options.inputs and not options.text:
         parser.error("there is nothing to predict. Name --inputs or give a --text.")
