@@ -206,16 +206,10 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, help=help_, **settings)  # type: ignore[arg-type]  # as argparse has them
 
     command_line.add_trained(parser)
-    for flag, help_, dest, metavar, kind in (
+    for flag, help_, dest, metavar, type_ in (
         ("--prompt", "text to continue", "prompts", "TEXT", str),
         ("--stop", "text to end at", "stop_strings", "TEXT", str),
-        (
-            "--stop_token",
-            "id to end at, besides <|endoftext|>",
-            "stop_tokens",
-            "ID",
-            int,
-        ),
+        ("--stop_token", "id to end at, as <|endoftext|>", "stop_tokens", "ID", int),
     ):
         add(
             flag,
@@ -224,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
             default=[],
             dest=dest,
             metavar=metavar,
-            type=kind,
+            type=type_,
         )
     add(
         "--prompts",
