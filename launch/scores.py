@@ -24,7 +24,7 @@ def perplexity(means: Mapping[str, float], sums: Mapping[str, np.ndarray]) -> Sc
 def f1(means: Mapping[str, float], sums: Mapping[str, np.ndarray]) -> Scores:
     """Returns F1 scores, the harmonic means of precision and recall.
 
-    ``macro_f1`` is the mean over the classes that are right or found at least once;
+    ``macro_f1`` is the mean over the classes that occur or are found at least once;
     ``micro_f1`` is of all together, and equals the accuracy. Of two classes, ``f1`` is
     that of the second. A class that is never found rightly has 0.
 

@@ -15,8 +15,9 @@ stage  parameters                                  gradients
        forward and backward                        microbatch
 =====  ==========================================  =====================================
 
-A parameter is gathered in the dtype of the computation; gradients are summed in that of
-the parameter. Small parameters, and those of which no dim divides, are left whole.
+A parameter is gathered in the dtype of the computation. Gradients are summed in float32
+over microbatches, in ``precision.gradient_dtype`` over ranks. Small parameters, and
+those of which no dim divides, are left whole.
 """
 
 import dataclasses

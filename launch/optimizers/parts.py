@@ -16,15 +16,11 @@ def per_layer(rule: optax.GradientTransformation) -> optax.GradientTransformatio
         def apply(updates: Any, params: Any) -> Any:
             return rule.update(updates, state, params)[0]
 
-        stacked = {name: updates[name] for name in updates if name == "blocks"}
-        outer = {name: updates[name] for name in updates if name != "blocks"}
-        params = params or updates
-        found = apply(outer, {name: params[name] for name in outer})
-        blocks = {name: params[name] for name in stacked}
-        return {
-            **jax.vmap(apply)(stacked, blocks),
-            **found,
-        } if stacked else found, state
+        found = {}
+        for name, value in updates.items():
+            run = jax.vmap(apply) if name == "blocks" else apply
+            found[name] = run(value, value if params is None else params[name])
+        return found, state
 
     return optax.GradientTransformation(rule.init, update)
 
