@@ -209,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     for flag, help_, dest, metavar, type_ in (
         ("--prompt", "text to continue", "prompts", "TEXT", str),
         ("--stop", "text to end at", "stop_strings", "TEXT", str),
-        ("--stop_token", "id to end at, as <|endoftext|>", "stop_tokens", "ID", int),
+        ("--stop_token", "id of a token to end at", "stop_tokens", "ID", int),
     ):
         add(
             flag,

@@ -39,7 +39,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--limit", type=int, help="examples of each task, if not all")
     add("--output", help="JSON file to write the results to")
     add("--global_batch_size", type=int, default=16, help="texts at once (default: 16)")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    for name, least in (("limit", 1), ("num_fewshot", 0)):
+        number = getattr(options, name)
+        if number is not None and number < least:
+            parser.error(f"--{name}={number} must be at least {least}.")
+    folder = options.include_path
+    if folder is not None and not pathlib.Path(folder).is_dir():
+        parser.error(f"--include_path={folder} is no folder. Name one of task files.")
+    return options
 
 
 def run(options: argparse.Namespace) -> None:

@@ -94,6 +94,20 @@ def test_tasks_of_the_harness_score_what_the_model_says(run, tmp_path):
     assert found["toy_until"]["exact_match,none"] == 0.75
 
 
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--limit=0", "--limit=0 must be at least 1."),
+        ("--num_fewshot=-1", "--num_fewshot=-1 must be at least 0."),
+        ("--include_path=none", "--include_path=none is no folder. Name one of task"),
+    ],
+)
+def test_flag_that_asks_for_nothing_is_an_error(flag, message, capsys):
+    with pytest.raises(SystemExit):
+        lm_eval.main(["--workdir=w", "--tasks=x", flag])
+    assert message in capsys.readouterr().err
+
+
 def test_missing_workdir_is_an_error_before_tasks_are_looked_for(tmp_path, capsys):
     assert lm_eval.main([f"--workdir={tmp_path}", "--tasks=x"]) == 1
     assert "holds no config.yaml. Name the workdir" in capsys.readouterr().err
