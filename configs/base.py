@@ -103,6 +103,10 @@ def get_config() -> ml_collections.ConfigDict:
                 # "fp8": the linear maps of the blocks multiply in eight bits; None:
                 # in model.dtype
                 "matmul": None,
+                # Their scales: "current", of each tensor itself, or "delayed", of the
+                # largest elements in the last steps
+                "fp8_scaling": "current",
+                "fp8_history": 16,  # so many, if "delayed"
                 # Paths of modules that compute in float32, as "blocks/*/mlp"
                 "float32": (),
                 # Of the one sum over data-parallel ranks; else sums are in float32

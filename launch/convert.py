@@ -252,6 +252,7 @@ def write_run(
         tokens: Its tokenizer, which is written too; None for none.
     """
     start = state.begin(
+        steps.model,
         params,
         steps.optimizer,
         shardings=steps.shardings,

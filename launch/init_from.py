@@ -87,6 +87,7 @@ def begin(config: RunConfig, steps: StepConfig, form: SavedForm) -> Begun:
     params = source.read(lambda path: path not in source.problems)
     new = _new_params(steps, config.train.seed, lambda path: path in source.problems)
     begun = state.begin(
+        steps.model,
         combine(params, new),
         steps.optimizer,
         shardings=steps.shardings,

@@ -132,17 +132,24 @@ class Job:
         """
         form, scaling = self.saved_form, self.steps.loss_scaling
         # A run may have begun in another precision, whose checkpoint has other fields.
-        was_scaled = precision.is_loss_scaled(checkpointer.read_extra()["config"])
+        before = checkpointer.read_extra()["config"]
+        was_scaled = precision.is_loss_scaled(before)
         everywhere = form.abstract.step.sharding
         saved = dataclasses.replace(
             form.abstract_saved,
             loss_scale=loss_scale.abstract(everywhere) if was_scaled else None,
+            fp8=self._saved_history(checkpointer, before),
         )
         restored = checkpointer.restore(saved)
         scale = scaling and jax.device_put(
             scaling.resume(restored.loss_scale), everywhere
         )
-        return form.from_saved(dataclasses.replace(restored, loss_scale=scale))
+        history = restored.fp8
+        if not self._is_history_of(before):
+            history = self._first_history()
+        return form.from_saved(
+            dataclasses.replace(restored, loss_scale=scale, fp8=history)
+        )
 
     def extra(self, step: int) -> dict[str, Any]:
         """Returns what a checkpoint holds besides the state."""
@@ -202,6 +209,33 @@ class Job:
             num_tokens=size * family.num_tokens(config),
             model_flops=adapters.train_flops(config, self.steps.model),
             peak=peak,
+        )
+
+    def _is_history_of(self, config: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint of such a run has the history that this one goes on."""
+        ours = precision.history_of(resolve.to_values(self.config))
+        return precision.history_of(config) == ours
+
+    def _saved_history(
+        self, checkpointer: Checkpointer, config: Mapping[str, Any]
+    ) -> Any:
+        """Returns shapes of the history of products in a checkpoint of such a run."""
+        abstract = self.saved_form.abstract_saved
+        if self._is_history_of(config):
+            return abstract.fp8
+        if precision.history_of(config) is None:
+            return None
+        everywhere = abstract.step.sharding
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere),
+            checkpointer.read_shapes(part="fp8"),
+        )
+
+    def _first_history(self) -> Any:
+        """Returns the history of nothing in its saved form, None if there is none."""
+        return jax.tree.map(
+            lambda x: jax.device_put(np.zeros(x.shape, x.dtype), x.sharding),
+            self.saved_form.abstract_saved.fp8,
         )
 
     @property
@@ -301,6 +335,7 @@ def _build_model(
     """Returns the model with its vocabulary where it belongs, and its table."""
     model = stacked.stack(adapters.module_of(config, family))
     model = adapters.freeze(model, config.lora, family.heads)
+    model = precision.with_history(model, config.precision)
     rows = lora.with_rows(family.rows(config.model), model.shapes)
     if config.dist.pipeline_vocabulary != "all_stages":
         return model, without_axis(rows, "stage")

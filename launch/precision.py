@@ -13,14 +13,16 @@ from typing import Any
 from flax import nnx
 
 from launch.loss_scale import LossScaling
-from models import ModelFamily, fp8
+from models import ModelFamily, delayed_scaling, fp8
 from models.layers import DTYPES, BlockConfig, Linear
 from models.rules import at_least, one_of
 from models.sharding import is_match
+from models.stacked import StackedModel
 
 LOSS_SCALINGS = ("off", "static", "dynamic")
 # How the linear maps of blocks multiply; None: in the dtype of their module.
 PRODUCTS = {"fp8": fp8.dot_general}
+FP8_SCALINGS = ("current", "delayed")
 Problems = Iterator[str]
 
 
@@ -29,6 +31,8 @@ class PrecisionConfig:
     """Number formats; `configs.base` says what each field means."""
 
     matmul: str | None = None
+    fp8_scaling: str = "current"
+    fp8_history: int = 16
     float32: tuple[str, ...] = ()
     gradient_dtype: str = "float32"
     loss_scaling: str | None = None
@@ -41,7 +45,13 @@ class PrecisionConfig:
     def broken_rules(self) -> Iterator[str]:
         """Yields one sentence per broken rule."""
         yield from one_of(self, gradient_dtype=DTYPES, loss_scaling=LOSS_SCALINGS)
-        yield from one_of(self, matmul=tuple(PRODUCTS))
+        yield from one_of(self, matmul=tuple(PRODUCTS), fp8_scaling=FP8_SCALINGS)
+        yield from at_least(self, fp8_history=1)
+        if self.fp8_scaling == "delayed" and self.matmul is None:
+            yield (
+                "fp8_scaling='delayed' is about products in eight bits, but"
+                " matmul=None. Set matmul='fp8', or leave fp8_scaling='current'."
+            )
         yield from at_least(self, loss_scale_growth=1, loss_scale_interval=1)
         for field in ("initial_loss_scale", "min_loss_scale"):
             if not 0 < getattr(self, field) < float("inf"):
@@ -87,6 +97,27 @@ def is_loss_scaled(config: Mapping[str, Mapping[str, Any]]) -> bool:
         config: As in a checkpoint; one without the section scaled nothing.
     """
     return config.get("precision", {}).get("loss_scaling", "off") != "off"
+
+
+def history_of(config: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Returns what a history of products in eight bits depends on, None without one.
+
+    Args:
+        config: As in a checkpoint; one without the section had none.
+    """
+    values = config.get("precision", {})
+    if values.get("fp8_scaling", "current") == "current":
+        return None
+    return values["fp8_history"], tuple(values["float32"])
+
+
+def with_history(model: StackedModel, formats: PrecisionConfig) -> StackedModel:
+    """Returns the model, whose products in eight bits have a history if asked for."""
+    if formats.fp8_scaling == "current":
+        return model
+    block = nnx.merge(model.block_def, nnx.State(model.block_shapes))
+    scaling = delayed_scaling.of_block(block, formats.fp8_history)
+    return dataclasses.replace(model, fp8_scaling=scaling)
 
 
 def with_formats(family: ModelFamily, formats: PrecisionConfig) -> ModelFamily:

@@ -255,12 +255,23 @@ def _broken_relations(config: RunConfig, devices: DeviceCount) -> Iterator[str]:
     yield from _broken_device_rules(config, devices)
 
 
+_NO_HISTORY = (
+    "precision.fp8_scaling='delayed' is of linear maps as a model has them, but {}"
+    " replaces them. Use precision.fp8_scaling='current'."
+)
+
+
 def _broken_precision_rules(config: RunConfig) -> Iterator[str]:
     family, patterns = MODELS[config.model_name], config.precision.float32
     for problem in precision.broken_patterns(family, config.model, patterns):
         yield f"precision.{problem}"
     tensor = config.dist.tensor_parallel_size
     yield from precision.broken_sizes(config.model, config.precision, tensor)
+    if config.precision.fp8_scaling == "delayed":
+        if config.dist.sequence_parallel:
+            yield _NO_HISTORY.format("dist.sequence_parallel=True")
+        if config.lora.is_on:
+            yield _NO_HISTORY.format(f"lora.rank={config.lora.rank}")
 
 
 def _broken_device_rules(config: RunConfig, devices: DeviceCount) -> Iterator[str]:

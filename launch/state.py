@@ -30,17 +30,21 @@ class TrainState:
         params: Parameters, blocks stacked.
         opt_state: State of the optimizer.
         loss_scale: State of the loss scaling; None if the loss is not scaled.
+        fp8: History of products in eight bits, see `models.delayed_scaling`; None if
+            their scales need none.
     """
 
     step: Any
     params: Params
     opt_state: Any
     loss_scale: LossScale | None = None
+    fp8: Any = None
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple], tuple[str, ...]]:
         """Returns the fields that are there, with their keys, and their names."""
-        optional = () if self.loss_scale is None else ("loss_scale",)
-        names = ("step", "params", "opt_state", *optional)
+        optional = ("loss_scale", "fp8")
+        there = (name for name in optional if getattr(self, name) is not None)
+        names = ("step", "params", "opt_state", *there)
         key = jax.tree_util.GetAttrKey
         return [(key(name), getattr(self, name)) for name in names], names
 
@@ -105,6 +109,9 @@ def state_shardings(
         params=jax.tree.map(lambda leaf: NamedSharding(mesh, leaf), specs),
         opt_state=opt_state,
         loss_scale=None if loss_scaling is None else loss_scale.filled(everywhere),
+        fp8=jax.tree.map(
+            lambda leaf: NamedSharding(mesh, P("stage")), _first_history(model)
+        ),
     )
 
 
@@ -154,6 +161,7 @@ def abstract_state(
         params=model.shapes,
         opt_state=jax.eval_shape(optimizer.init, model.shapes),
         loss_scale=shardings.loss_scale and loss_scale.abstract(None),
+        fp8=jax.eval_shape(lambda: _first_history(model)),
     )
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(
@@ -178,12 +186,14 @@ def create_state(
     """
 
     def init(seed: jax.Array) -> TrainState:
-        return _first(model.init(jax.random.key(seed)), optimizer, loss_scaling)
+        params = model.init(jax.random.key(seed))
+        return _first(model, params, optimizer, loss_scaling)
 
     return jax.jit(init, out_shardings=shardings)(seed)
 
 
 def begin(
+    model: StackedModel,
     params: Params,
     optimizer: optax.GradientTransformation,
     *,
@@ -193,6 +203,7 @@ def begin(
     """Returns the state at step 0 of a training that begins with parameters.
 
     Args:
+        model: The model.
         params: They lie as in ``shardings``, and are donated.
         optimizer: The update rule.
         shardings: Of the state.
@@ -200,12 +211,13 @@ def begin(
     """
 
     def init(params: Params) -> TrainState:
-        return _first(params, optimizer, loss_scaling)
+        return _first(model, params, optimizer, loss_scaling)
 
     return jax.jit(init, donate_argnums=0, out_shardings=shardings)(params)
 
 
 def _first(
+    model: StackedModel,
     params: Params,
     optimizer: optax.GradientTransformation,
     loss_scaling: LossScaling | None,
@@ -215,4 +227,10 @@ def _first(
         params=params,
         opt_state=optimizer.init(params),
         loss_scale=None if loss_scaling is None else loss_scaling.init(),
+        fp8=_first_history(model),
     )
+
+
+def _first_history(model: StackedModel) -> dict[str, Any] | None:
+    scaling = model.fp8_scaling
+    return None if scaling is None else scaling.init(len(model.layer_order))

@@ -20,7 +20,8 @@ from launch import offload, update
 from launch.context_parallel import Context
 from launch.loss_scale import LossScaling
 from launch.state import TrainState
-from launch.zero import Zero
+from launch.zero import WHOLE, Cut, Zero
+from models import delayed_scaling
 from models.remat import Policy, with_remat
 from models.stacked import Batch, Params, StackedModel, split_blocks
 from sbp.pipeline.parts import AbstractPipeline, Parts
@@ -86,7 +87,9 @@ def build_train_step(config: StepConfig) -> TrainStep:
     of the pipeline, and of attention around the ring of ``context``; after it one
     reduction of all gradients over ``data`` and ``context``.
     """
-    region = config.region
+    region, scaling = config.region, config.model.fp8_scaling
+    trained = config.model.trained(config.specs)
+    config = _with_scales(config)
 
     def gradients(params: Params, batch: Batch, step: Any, scale: Any) -> tuple:
         batch = _own_part(config, batch)
@@ -104,18 +107,23 @@ def build_train_step(config: StepConfig) -> TrainStep:
         grads = {"blocks": block_grads, **outer_grads}
         metrics = {name: sums[name] / counts[name] for name in sums}
         grads = config.zero.sum_gradients(grads, config.specs)
-        return metrics, config.model.trained(grads)
+        grads["blocks"], seen = delayed_scaling.part(grads["blocks"])
+        return metrics, config.model.trained(grads), seen
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        metrics, grads = region.run(
+        scale = state.loss_scale and state.loss_scale.scale
+        scales = scaling.scales(state.fp8, scale) if scaling else {}
+        metrics, grads, seen = region.run(
             gradients,
             in_specs=(config.specs, P("data"), P(), P()),
-            out_specs=(P(), config.model.trained(config.specs)),
-        )(state.params, batch, state.step, state.loss_scale and state.loss_scale.scale)
+            out_specs=(P(), trained, P("stage")),
+        )(delayed_scaling.join(state.params, scales), batch, state.step, scale)
         apply = update.apply_gradients
         new, update_metrics = (offload.around(apply) if config.is_offloaded else apply)(
             state, grads, config.optimizer, config.learning_rate, config.loss_scaling
         )
+        history = scaling.update(state.fp8, seen) if scaling else None
+        new = dataclasses.replace(new, fp8=history)
         return new, metrics | {"loss": objective(metrics)} | update_metrics
 
     replicated = region.sharding(P())
@@ -200,6 +208,20 @@ def build_output_step(config: StepConfig, head: Callable[..., Any]) -> OutputSte
         program,
         in_shardings=(config.shardings.params, over_data),
         out_shardings=over_data,
+    )
+
+
+def _with_scales(config: StepConfig) -> StepConfig:
+    """Returns the config of a step that is given the scales of products too."""
+    scaling = config.model.fp8_scaling
+    if scaling is None:
+        return config
+    whole = Cut(dim=WHOLE, dtype=jnp.float32, gathered_dtype=jnp.float32)
+    cuts = delayed_scaling.join(config.zero.cuts, scaling.filled(whole))
+    return dataclasses.replace(
+        config,
+        zero=dataclasses.replace(config.zero, cuts=cuts),
+        specs=delayed_scaling.join(config.specs, scaling.filled(P("stage"))),
     )
 
 

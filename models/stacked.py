@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from models import delayed_scaling
+from models.delayed_scaling import DelayedScaling
 from models.layers import fold_keys
 
 Params = dict[str, Any]
@@ -58,6 +60,7 @@ class StackedModel:
     after_blocks: Callable[[jax.Array], jax.Array] = lambda x: x
     is_trained: Callable[[str], bool] = lambda path: True
     tally: Callable[..., Batch] = lambda model, x, batch: {}
+    fp8_scaling: DelayedScaling | None = None
 
     @property
     def shapes(self) -> Params:
@@ -115,8 +118,10 @@ class StackedModel:
             layer: Its index in the stack.
         """
         mask, keys_B = context
-        state = nnx.State(self._freeze(block, "blocks/*/"))
+        params, scales = delayed_scaling.part(block)
+        state = nnx.State(self._freeze(params, "blocks/*/"))
         module = nnx.merge(self.block_def, state)
+        delayed_scaling.attach(module, scales)
         self.adapt_block(module)
         return module(x, mask, fold_keys(keys_B, 1 + layer), layer)
 

@@ -58,10 +58,12 @@ def test_gradients_of_biases_and_tables_are_not_added_up_in_half_precision(plain
     assert [line for line in sums if "= bf16[" in line] == []
 
 
-def test_linear_maps_multiply_in_eight_bits_where_it_is_asked_for():
+@pytest.mark.parametrize("scaling", ["current", "delayed"])
+def test_linear_maps_multiply_in_eight_bits_where_it_is_asked_for(scaling):
     # Triton, which is chosen by measuring where there is a GPU, hides the products.
     options = {"xla_gpu_enable_triton_gemm": False}
-    lowered = lower_step(**{"precision.matmul": "fp8"})
+    fields = {"precision.matmul": "fp8", "precision.fp8_scaling": scaling}
+    lowered = lower_step(**fields)
     text = lowered.compile(compiler_options=options).as_text()
 
     products = [line for line in text.splitlines() if "lt$matmul$f8" in line]

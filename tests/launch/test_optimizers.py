@@ -281,7 +281,9 @@ def updated(layout, name):
         in_shardings=(steps.shardings, steps.shardings.params),
         out_shardings=steps.shardings,
     )
-    current = state.begin(random(0), steps.optimizer, shardings=steps.shardings)
+    current = state.begin(
+        steps.model, random(0), steps.optimizer, shardings=steps.shardings
+    )
     for seed in (1, 2):
         current = run(current, random(seed))
     places = np.array([order.tolist().index(layer) for layer in range(4)])
