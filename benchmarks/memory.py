@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
 from launch import distributed, families, job, resolve, state, step, virtual_gpus
 from launch.run_config import RunConfig
@@ -197,17 +196,10 @@ def measure(config: RunConfig, target: str) -> Bytes:
 
 def compile_step(config: RunConfig, target: str) -> Any:
     """Returns the compiled training step."""
-    mesh = make_mesh(config, target)
-    steps = job.build_steps(config, mesh)
-    batch = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, P("data"))
-        ),
-        families.batch_shapes(config),
-    )
+    steps = job.build_steps(config, make_mesh(config, target))
     abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
     program: Any = step.build_train_step(steps)
-    return program.lower(abstract, batch).compile()
+    return program.lower(abstract, families.batch_shapes(config)).compile()
 
 
 def make_mesh(config: RunConfig, target: str) -> Mesh:

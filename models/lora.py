@@ -20,7 +20,6 @@ from models.rules import at_least
 from models.sharding import Rows, adapter_rows, is_match
 from models.stacked import Params, path_of
 
-LINEAR = (nnx.Linear, nnx.LinearGeneral)
 ADAPTERS = ("lora_a", "lora_b")
 
 

@@ -4,10 +4,8 @@ import dataclasses
 import math
 from typing import Any
 
-import jax
 import pytest
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
 from launch import families, job, resolve, state, step, virtual_gpus
 from launch.step import StepConfig
@@ -46,12 +44,7 @@ def lower_step(experiment, fields):
     )
     mesh = virtual_gpus.create_mesh(config.dist, "h100-80g")
     steps = job.build_steps(config, mesh)
-    batch = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, P("data"))
-        ),
-        families.batch_shapes(config),
-    )
+    batch = families.batch_shapes(config)
     abstract = state.abstract_state(steps.model, steps.optimizer, steps.shardings)
     program = step.build_train_step(steps).lower(abstract, batch)
     return Lowered(steps=steps, mesh=mesh, batch=batch, program=program)
