@@ -2,8 +2,7 @@ r"""A BERT that tells packages of Python's standard library apart by ten lines.
 
 python -m launch.train --config=configs/bert_classifier_tiny.py --workdir=runs/packages
 
-Two cores of an AMD EPYC, shared with other work, 2026-11-29: of 611 held-out pieces
-87.7 % are right after 400 steps, 99.2 % among the five highest, macro F1 80.4 %.
+Whole modules are held out, 1,016 pieces of 6,104. Result: not measured yet.
 """
 
 import dataclasses
@@ -22,7 +21,6 @@ def get_config() -> ml_collections.ConfigDict:
     config.model.update(
         num_heads=4, vocab_size=8192, max_len=128, num_classes=10, dropout_rate=0.1
     )
-    config.data.update(validation_fraction=0.1)
     config.optim.update(learning_rate=1e-3, warmup_steps=20, grad_clip_norm=1.0)
     config.train.update(num_steps=400, global_batch_size=32, log_every=20)
     config.eval.update(every_steps=200)

@@ -10,6 +10,7 @@ evaluates. All values are kept bit by bit.
 
 import argparse
 import dataclasses
+import json
 import pathlib
 import shutil
 import sys
@@ -35,6 +36,7 @@ from launch.resolve import DeviceCount
 from launch.run_config import RunConfig
 from models import convert, lora, published_config
 from models.published_files import (
+    PREPROCESSOR_FILE,
     PublishedFiles,
     open_published,
     read_preprocessor,
@@ -214,6 +216,12 @@ def export_run(options: Options) -> tuple[int, RunConfig]:
     tokens = source / workdir.TOKENIZER_FILE
     if tokens.is_file():
         shutil.copy(tokens, options.target)
+    if config.model_name == "vit":
+        values = published_config.to_preprocessor(
+            config.model, config.data.pixel_mean, config.data.pixel_std
+        )
+        path = pathlib.Path(options.target) / PREPROCESSOR_FILE
+        path.write_text(json.dumps(values, indent=2) + "\n")
     return _count(params), config
 
 

@@ -143,8 +143,8 @@ def _broken_held_out_rules(data: DataConfig) -> Iterator[str]:
     ):
         yield (
             f"data.validation_fraction={data.validation_fraction} has no meaning beside"
-            f" data.validation_files={data.validation_files}. Leave one of them out:"
-            f" the fraction is then {DataConfig().validation_fraction}."
+            f" data.validation_files={data.validation_files}. Leave out the files, or"
+            f" set the fraction to {DataConfig().validation_fraction}, its default."
         )
 
 

@@ -234,6 +234,33 @@ def pixel_statistics(values: Values) -> dict[str, tuple[float, ...]]:
     }
 
 
+def to_preprocessor(
+    model: VitConfig, mean: Sequence[float], std: Sequence[float]
+) -> Values:
+    """Returns the values of ``preprocessor_config.json``.
+
+    Args:
+        model: Says of which size images are.
+        mean: By which pixels from 0 to 1 are normalized; of all channels, or one each.
+        std: Like it.
+    """
+    sizes = {"height": model.image_size, "width": model.image_size}
+
+    def of_channels(values: Sequence[float]) -> list[float]:
+        return list(values) * (model.num_channels if len(values) == 1 else 1)
+
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": sizes,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": of_channels(mean),
+        "image_std": of_channels(std),
+    }
+
+
 def to_published(
     name: str, config: Any, classes: Sequence[str] | None = None
 ) -> dict[str, Any]:

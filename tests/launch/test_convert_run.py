@@ -102,6 +102,11 @@ def test_images_are_normalized_as_the_checkpoint_says(tmp_path):
     assert data["pixel_mean"] == said["image_mean"]
     assert data["pixel_std"] == said["image_std"]
 
+    assert convert.main([*TO_HF, str(tmp_path / "run"), str(tmp_path / "back")]) == 0
+
+    back = json.loads((tmp_path / "back" / "preprocessor_config.json").read_text())
+    assert {name: back[name] for name in said} == said
+
 
 @pytest.mark.parametrize("name", published_config.CLASSIFIERS)
 def test_names_of_classes_go_there_and_back(name, tmp_path):
