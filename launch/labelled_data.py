@@ -166,8 +166,8 @@ def _open(data: DataConfig, model: BertHeadConfig, seed: int, task: _Task) -> _O
         )
     found = labelled_tokens.tokenize(texts, tokens, cache_dir, task.encode)
     names = data.classes or classes.order(found.names.tolist())
-    classes.check(names, name=texts.name, num_classes=model.num_classes)
     found = _relabel(found, names, texts)
+    classes.check(names, name=texts.name, num_classes=model.num_classes)
     if data.validation_files:
         others = task.open(data.validation_files, cache_dir, "data.validation_files")
         held_from = labelled_tokens.tokenize(others, tokens, cache_dir, task.encode)

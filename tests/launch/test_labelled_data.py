@@ -301,6 +301,11 @@ def test_embedded_tasks_are_of_the_standard_library():
     ]
 
 
+def test_label_beside_the_only_class_named_is_an_error(make_data):
+    with pytest.raises(ValueError, match=r"label 'b' is none of the 1 classes 'a'\."):
+        classify(make_data(GOOD, classes=("a",)))
+
+
 def test_whole_files_of_embedded_tasks_are_held_out(make_data):
     data = make_data([], files=(), validation_fraction=0.1, seq_length=32)
     model = dataclasses.replace(MODEL, num_classes=10)
