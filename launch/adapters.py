@@ -17,7 +17,7 @@ from launch.families import FAMILIES, batch_shapes
 from launch.run_config import RunConfig
 from models import MODELS, ModelFamily, lora
 from models.lora import LoraConfig
-from models.stacked import StackedModel
+from models.stacked import StackedModel, path_of
 
 
 def broken_rules(config: RunConfig) -> Iterator[str]:
@@ -69,13 +69,23 @@ def train_flops(config: RunConfig, model: StackedModel) -> int:
             total += 3 * products
         elif path.endswith("/kernel") and not model.is_trained(path):
             total -= products
-    if "classifier" not in MODELS[config.model_name].heads:
-        # The output layer is the frozen table of tokens.
+    if _has_frozen_table(model) and "classifier" not in MODELS[config.model_name].heads:
+        # The output layer is that table.
         num_scored = math.prod(batch_shapes(config)["weights"].shape)
         total -= (
             2 * num_scored * config.model.padded_vocab_size * config.model.model_dim
         )
     return total
+
+
+def _has_frozen_table(model: StackedModel) -> bool:
+    """Whether the model has a table of tokens that is not trained."""
+    leaves = jax.tree_util.tree_leaves_with_path(model.outer_shapes)
+    paths = [path_of(path) for path, _ in leaves]
+    return any(
+        path.endswith("token/embedding") and not model.is_trained(path)
+        for path in paths
+    )
 
 
 def of_trained(

@@ -203,3 +203,7 @@ def test_flops_of_frozen_weights_are_not_counted():
     found = flops_of(rank="2", targets="blocks/*/mlp/up")
 
     assert found == flops_of() + 2 * num_tokens * (3 * added - frozen)
+    with_table = flops_of(
+        rank="2", targets="blocks/*/mlp/up", train_also="token/embedding"
+    )
+    assert with_table == found + 2 * num_tokens * 8 * 128
