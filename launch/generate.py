@@ -165,7 +165,7 @@ def read_prompts(path: str) -> list[str]:
         ValueError: If a line is not of this form, or there is none.
     """
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8")
+        text = pathlib.Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise OSError(
             f"--prompts={path} cannot be read: {error.strerror}. Name a file, with a"

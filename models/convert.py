@@ -112,8 +112,8 @@ def load(
         raise ValueError(
             f"The checkpoint in '{files.directory}' does not fit this {name}:\n"
             + "\n".join(line for lines in problems.values() for line in lines)
-            + "\nUse the config it was saved with, or allow what is missing or"
-            " unexpected."
+            + "\nUse the config it was saved with, or allow what is missing"
+            " (--allow_missing) or unexpected (--allow_unexpected)."
         )
 
     def is_there(path: str) -> bool:

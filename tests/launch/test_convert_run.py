@@ -76,7 +76,9 @@ def test_new_head_is_made_only_if_missing_ones_are_allowed(published, tmp_path, 
     arguments = [*TO_SBP, str(headless), str(tmp_path / "run")]
 
     assert convert.main(arguments) == 1
-    assert "7 missing:" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "7 missing:" in said
+    assert "allow what is missing (--allow_missing)" in said
     assert not (tmp_path / "run").exists()
 
     assert convert.main([*arguments, "--allow_missing"]) == 0

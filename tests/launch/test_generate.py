@@ -267,7 +267,7 @@ def test_workdir_without_checkpoint_or_tokenizer_is_an_error(tmp_path, capsys):
 
 
 def test_blank_lines_of_a_file_are_no_prompts(tmp_path):
-    (tmp_path / "a.txt").write_text("one\n\n two\n")
+    (tmp_path / "a.txt").write_text("\ufeffone\n\n two\n")
     (tmp_path / "a.jsonl").write_text('{"prompt": "one"}\n\n{"prompt": " two"}\n')
 
     for name in ("a.txt", "a.jsonl"):
