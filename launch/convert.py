@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import json
 import pathlib
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -190,7 +189,7 @@ def import_run(options: Options) -> tuple[int, RunConfig]:
         initial=initial,
         allow_unexpected=options.allow_unexpected,
     )
-    num_params = _count(params)
+    num_params = count_parameters(params)
     path = config.data.tokenizer
     tokens = None if path is None else tokenizer.open_file(path)
     write_run(options.target, config, steps, params, tokens)
@@ -213,16 +212,14 @@ def export_run(options: Options) -> tuple[int, RunConfig]:
         options.target,
         classes=config.data.classes,
     )
-    tokens = source / workdir.TOKENIZER_FILE
-    if tokens.is_file():
-        shutil.copy(tokens, options.target)
+    workdir.copy_tokenizer(options.source, options.target)
     if config.model_name == "vit":
         values = published_config.to_preprocessor(
             config.model, config.data.pixel_mean, config.data.pixel_std
         )
         path = pathlib.Path(options.target) / PREPROCESSOR_FILE
         path.write_text(json.dumps(values, indent=2) + "\n")
-    return _count(params), config
+    return count_parameters(params), config
 
 
 def read_run(directory: pathlib.Path, step: int | None) -> tuple[RunConfig, Params]:
@@ -307,7 +304,8 @@ def _abstract_params(steps: step.StepConfig) -> Params:
     return abstract.params
 
 
-def _count(params: Any) -> int:
+def count_parameters(params: Params) -> int:
+    """Returns the number of parameters, padding of the vocabulary included."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 

@@ -10,11 +10,8 @@ computes the same up to rounding: every tool takes it, and ``config.init_from`` 
 import argparse
 import dataclasses
 import pathlib
-import shutil
 import sys
 from collections.abc import Sequence
-
-import jax
 
 from launch import command_line, convert, workdir
 from launch.run_config import RunConfig
@@ -68,12 +65,10 @@ def merge_run(source: str, target: str, step: int | None) -> tuple[RunConfig, in
             f"'{source}' has no adapters, lora.rank=None. There is nothing to merge."
         )
     params = lora.merge(adapted, config.lora.scale)
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
+    num_params = convert.count_parameters(params)
     plain = dataclasses.replace(config, lora=LoraConfig())
     convert.write_run(target, plain, convert.build_steps(plain), params)
-    tokenizer = pathlib.Path(source) / workdir.TOKENIZER_FILE
-    if tokenizer.is_file():
-        shutil.copy(tokenizer, target)
+    workdir.copy_tokenizer(source, target)
     return config, num_params
 
 

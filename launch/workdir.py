@@ -125,6 +125,13 @@ def prepare(directory: str, config: RunConfig, tokenizer: Any = None) -> pathlib
     return path
 
 
+def copy_tokenizer(source: str, target: str) -> None:
+    """Copies the tokenizer of a run into another folder, if it has one of its own."""
+    file = pathlib.Path(source) / TOKENIZER_FILE
+    if file.is_file():
+        shutil.copy(file, target)
+
+
 def check_output(path: str | None) -> None:
     """Checks that a file can be written, before the work that would be lost otherwise.
 
