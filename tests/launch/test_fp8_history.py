@@ -148,13 +148,7 @@ def finished(launch, tmp_path_factory):
 
 
 def test_resumed_run_is_bitwise_the_same(launch, finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "resumed")
-    for step in (4, 6):
-        shutil.rmtree(tmp_path / "resumed" / "checkpoints" / str(step))
-
-    assert launch(tmp_path / "resumed", "--resume") == 0
-
-    assert tiny_runs.numbers_of(tmp_path / "resumed") == tiny_runs.numbers_of(finished)
+    tiny_runs.check_resumed(launch, finished, tmp_path / "resumed")
 
 
 def restore(workdir, **fields):

@@ -247,13 +247,7 @@ def test_run_goes_on_after_an_overflow_and_reports_it(finished):
 
 
 def test_run_resumed_from_before_the_overflow_is_the_same(launch, finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "resumed")
-    for step in (4, 6):
-        shutil.rmtree(tmp_path / "resumed" / "checkpoints" / str(step))
-
-    assert launch(tmp_path / "resumed", "--resume") == 0
-
-    assert tiny_runs.numbers_of(tmp_path / "resumed") == tiny_runs.numbers_of(finished)
+    tiny_runs.check_resumed(launch, finished, tmp_path / "resumed")
 
 
 def test_overflow_at_the_lowest_scale_ends_the_run(launch, tmp_path, capfd):

@@ -1,7 +1,6 @@
 """Batch sizes that grow: their arithmetic, the samples they take, whole runs."""
 
 import itertools
-import shutil
 
 import numpy as np
 import pytest
@@ -130,14 +129,7 @@ def test_run_goes_through_all_sizes(finished):
 
 
 def test_run_resumed_within_the_ramp_up_is_the_same(launch, finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "resumed")
-    for step in (4, 6):
-        shutil.rmtree(tmp_path / "resumed" / "checkpoints" / str(step))
-
-    assert launch(tmp_path / "resumed", "--resume") == 0
-
-    found, wanted = map(tiny_runs.numbers_of, (tmp_path / "resumed", finished))
-    assert found == wanted
+    tiny_runs.check_resumed(launch, finished, tmp_path / "resumed")
 
 
 def test_first_small_batch_is_a_part_of_the_first_whole_one(launch, finished, tmp_path):

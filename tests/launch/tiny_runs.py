@@ -1,6 +1,7 @@
 """Whole runs of `launch.train` of the smallest GPT-2, in a few seconds."""
 
 import json
+import shutil
 
 from launch import train
 from launch.metrics import read_metrics
@@ -50,3 +51,20 @@ def numbers_of(workdir):
         {k: v for k, v in record.items() if not any(word in k for word in TIMED)}
         for record in read_metrics(workdir / "metrics.jsonl")
     ]
+
+
+def check_resumed(launch, finished, workdir):
+    """Asserts that a run which goes on from step 2 is the same.
+
+    Args:
+        launch: From `launcher`.
+        finished: Workdir of the run.
+        workdir: A new one.
+    """
+    shutil.copytree(finished, workdir)
+    for step in (4, 6):
+        shutil.rmtree(workdir / "checkpoints" / str(step))
+
+    assert launch(workdir, "--resume") == 0
+
+    assert numbers_of(workdir) == numbers_of(finished)
