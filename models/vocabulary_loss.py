@@ -236,7 +236,8 @@ def _of_chunk(
     tokens_V = rows.first_token(table_VD.shape[0]) + jnp.arange(table_VD.shape[0])
     is_target_CV = tokens_V[None] == targets_C[:, None]
     own_C = jnp.exp(shifted_CV).sum(-1), jnp.where(is_target_CV, shifted_CV, 0).sum(-1)
-    total_C, target_C = rows.psum(jnp.stack(own_C))
+    # One sum for both, in an operation that has a rule for every signature.
+    total_C, target_C = rows.psum(jnp.concatenate([x[None] for x in own_C]))
     return _Chunk(
         shifted=shifted_CV,
         total=total_C,

@@ -173,9 +173,19 @@ def bind(
 
 
 def run_equation(eqn: JaxprEqn, operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
-    """Computes an equation of a jaxpr, under the settings it was traced with."""
+    """Computes an equation of a jaxpr, under the settings it was traced with.
+
+    The operands may vary over more axes than when it was traced.
+    """
+    params = eqn.params
+    if eqn.primitive.name == "pvary":
+        varying = jax.typeof(operands[0]).mat.varying
+        missing = tuple(axis for axis in params["axes"] if axis not in varying)
+        if not missing:
+            return operands
+        params = {**params, "axes": missing}
     with eqn.ctx.manager:
-        return bind(eqn.primitive, operands, eqn.params)
+        return bind(eqn.primitive, operands, params)
 
 
 def to_host(x: jax.Array) -> jax.Array:
