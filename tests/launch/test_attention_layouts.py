@@ -33,7 +33,10 @@ def case_of(layout, name):
     return dataclasses.replace(case, fields=fields)
 
 
-@pytest.mark.parametrize("layout", ["data_tensor", "zero_bubble"])
+@pytest.mark.parametrize(
+    "layout",
+    ["data_tensor", "zero_bubble", pytest.param("three", marks=pytest.mark.slow)],
+)
 def test_blocked_trains_as_plain_does_on_one_device(layout):
     one, many = train(case_of("one", "plain"), 2), train(case_of(layout, "blocked"), 2)
     np.testing.assert_allclose(many.losses, one.losses, rtol=1e-6)
@@ -41,11 +44,6 @@ def test_blocked_trains_as_plain_does_on_one_device(layout):
         found = dict(jax.tree_util.tree_leaves_with_path(many.gradients))[path]
         scale = np.abs(expected).max()
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * scale)
-
-
-@pytest.mark.slow
-def test_blocked_trains_as_plain_does_in_three_dimensions():
-    test_blocked_trains_as_plain_does_on_one_device("three")
 
 
 def test_blocked_communicates_no_more_over_tensor_than_plain():
