@@ -72,7 +72,7 @@ def compare(
             program = jax.jit(run).lower(*given).compile()
             programs[name, direction] = program
             works[f"{name} {direction}"] = functools.partial(program, *given)
-    timings = harness.time_in_turns(works, num_runs=num_runs)
+    timings = harness.time_in_turns(works, num_runs=num_runs, runs_per_turn=2)
     rows: dict[str, str] = {}
     record: dict[str, Any] = {}
     for (name, direction), program in programs.items():

@@ -107,7 +107,11 @@ def positive(text: str) -> int:
 
 
 def time_in_turns(
-    works: Mapping[str, Callable[[], Any]], *, num_warmup: int = 3, num_runs: int = 20
+    works: Mapping[str, Callable[[], Any]],
+    *,
+    num_warmup: int = 3,
+    num_runs: int = 20,
+    runs_per_turn: int = 1,
 ) -> dict[str, Timing]:
     """Times several works run after run in turns, so that all see the same machine.
 
@@ -115,6 +119,8 @@ def time_in_turns(
         works: By name; each returns arrays, and is over once these are computed.
         num_warmup: Runs of each that do not count: the first ones compile.
         num_runs: Runs of each that count.
+        runs_per_turn: Of which the last counts. With more than one a short work finds
+            memory and caches as it left them, and not as the work before it did.
 
     Example:
         >>> x = jax.numpy.ones(8)
@@ -128,6 +134,8 @@ def time_in_turns(
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(num_runs):
         for name, work in works.items():
+            for _ in range(runs_per_turn - 1):
+                jax.block_until_ready(work())
             start = time.perf_counter()
             jax.block_until_ready(work())
             seconds[name].append(time.perf_counter() - start)

@@ -4,19 +4,28 @@ The softmax over the keys is taken block by block (arXiv:2205.14135): of each qu
 highest score so far, the sum of the exponentials and the weighted sum of the values are
 kept. The backward pass computes the weights again, from the logarithm of that sum.
 
-Samples and heads are dealt with one after the other, so that all products are of two
-plain matrices: on CPU these are several times faster than batched ones.
+All products are of two plain matrices, some heads at a time: on CPU these are several
+times faster than batched ones.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from models.head_blocks import LOWEST, TINY, Head, Heads, product, score_scale
+from models.head_blocks import LOWEST, TINY, Head, Heads, product
 from models.masks import AttentionMask, Index
 from models.weight_dropout import WeightDropout
+
+# Over the keys seen so far, of each query: values times weights, ``(rows, K)``; the
+# weights, ``(rows, 1)``; and the highest score, which weighs 1.
+_Sums = tuple[jax.Array, jax.Array, jax.Array]
+
+# Of the queries, ``(rows, K)``; of the keys and of the values, transposed, ``(K, T)``:
+# products of that form are the faster ones on CPU.
+_Gradients = tuple[jax.Array, jax.Array, jax.Array]
 
 
 @jax.custom_vjp
@@ -60,17 +69,15 @@ def attention_forward(
     """
     heads = Heads.of(q_BLHK, k_BTHK, mask, dropout)
 
-    def run(head: Head, matrices: tuple) -> tuple[jax.Array, jax.Array]:
-        q_LK, k_TK, v_TK = matrices
+    def run(group: Sequence[Head]) -> list[tuple[jax.Array, jax.Array]]:
+        def of_block(nothing: None, i: Index) -> tuple[None, list]:
+            return nothing, _forward_block(heads, group, i)
 
-        def of_block(block: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return _forward_block(head, block, q_LK, k_TK, v_TK)
+        return heads.over_query_blocks(of_block, None)[1]
 
-        return jax.lax.map(of_block, jnp.arange(heads.num_query_blocks))
-
-    queries = heads.from_queries(q_BLHK) * score_scale(q_BLHK)
-    out, lse = heads.run(run, (queries, *map(heads.from_keys, (k_BTHK, v_BTHK))))
-    return heads.to_queries(out).astype(v_BTHK.dtype), heads.to_queries(lse)[..., 0]
+    out, lse = heads.run(run, [q_BLHK], [k_BTHK, v_BTHK])
+    num_queries = q_BLHK.shape[1]
+    return out[:, :num_queries].astype(v_BTHK.dtype), lse[:, :num_queries, :, 0]
 
 
 def attention_backward(
@@ -101,27 +108,19 @@ def attention_backward(
     """
     heads = Heads.of(q_BLHK, k_BTHK, mask, dropout)
     grad32_BLHK = grad_BLHK.astype(jnp.float32)
-    inner_BLH1 = (grad32_BLHK * out_BLHK).sum(-1, keepdims=True)
+    inner_BLH = (grad32_BLHK * out_BLHK).sum(-1)
 
-    def run(head: Head, matrices: tuple) -> Any:
-        *of_queries, k_TK, v_TK = matrices
+    def run(group: Sequence[Head]) -> list[tuple[jax.Array, ...]]:
+        grads = _gradients_of_group(heads, group)
+        return [(grad_q, grad_k.T, grad_v.T) for grad_q, grad_k, grad_v in grads]
 
-        def of_block(sums: tuple, block: jax.Array) -> tuple[tuple, jax.Array]:
-            return _backward_block(head, block, *of_queries, k_TK, v_TK, *sums)
-
-        start = jnp.zeros_like(k_TK.T), jnp.zeros_like(v_TK.T)
-        return jax.lax.scan(of_block, start, jnp.arange(heads.num_query_blocks))
-
-    queries = heads.from_queries(q_BLHK) * score_scale(q_BLHK)
-    others = grad32_BLHK, lse_BLH[..., None], inner_BLH1
-    keys = map(heads.from_keys, (k_BTHK, v_BTHK))
-    (grad_k, grad_v), grad_q = heads.run(
-        run, (queries, *map(heads.from_queries, others), *keys)
-    )
+    of_queries = q_BLHK, grad32_BLHK, lse_BLH, inner_BLH
+    grad_q, grad_k, grad_v = heads.run(run, of_queries, (k_BTHK, v_BTHK))
+    num_queries, num_keys = q_BLHK.shape[1], k_BTHK.shape[1]
     return (
-        (heads.to_queries(grad_q) * score_scale(q_BLHK)).astype(q_BLHK.dtype),
-        heads.to_keys(grad_k.swapaxes(2, 3)).astype(k_BTHK.dtype),
-        heads.to_keys(grad_v.swapaxes(2, 3)).astype(v_BTHK.dtype),
+        grad_q[:, :num_queries].astype(q_BLHK.dtype),
+        grad_k[:, :num_keys].astype(k_BTHK.dtype),
+        grad_v[:, :num_keys].astype(v_BTHK.dtype),
     )
 
 
@@ -164,63 +163,106 @@ attend_in_blocks.defvjp(_forward, _backward)
 
 
 def _forward_block(
-    head: Head, i: Index, q_LK: jax.Array, k_TK: jax.Array, v_TK: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Returns means of values ``(rows, K)`` and logarithms of sums ``(rows, 1)``."""
-    q = head.queries(q_LK, i)
+    heads: Heads, group: Sequence[Head], i: Index
+) -> list[tuple[jax.Array, jax.Array]]:
+    """Returns the results of a block of queries, for each head.
 
-    def step(j: Index, carry: tuple) -> tuple:
-        means, total, highest = carry
-        scores = head.scores(q, head.keys(k_TK, j), i, j)
-        now_highest = jnp.maximum(highest, scores.max(1, keepdims=True))
-        weights = jnp.exp(scores - now_highest)
-        shrink = jnp.exp(highest - now_highest)
-        found = product(head.drop(weights, i, j), head.keys(v_TK, j), 1, 0)
-        total = total * shrink + weights.sum(1, keepdims=True)
-        return means * shrink + found, total, now_highest
+    They are the means of the values ``(rows, K)`` and the logarithms of the sums of the
+    weights ``(rows, 1)``.
+    """
 
-    lowest = jnp.full_like(q[:, :1], LOWEST)
-    start = jnp.zeros_like(q), jnp.zeros_like(lowest), lowest
-    means, total, highest = head.over_keys(i, step, start)
-    total = jnp.maximum(total, TINY)
-    return means / total, highest + jnp.log(total)
+    def step(j: Index, so_far: list[_Sums]) -> list[_Sums]:
+        found = [_weighted(head, i, j) for head in group]
+        return [_add(*sums) for sums in zip(group, so_far, found, strict=True)]
+
+    if heads.num_key_blocks == 1:
+        found = [_weighted(head, i, 0) for head in group]
+    else:
+        found = heads.over_key_blocks(i, step, [_no_sums(head, i) for head in group])
+    results = []
+    for head, (values, total, highest) in zip(group, found, strict=True):
+        total = jnp.maximum(total, TINY)
+        results.append((values / total, highest * head.scale + jnp.log(total)))
+    return results
 
 
-def _backward_block(
-    head: Head, i: Index, *matrices: jax.Array
-) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-    """Returns the sums of the gradients of keys and values, and that of the queries.
+def _weighted(head: Head, i: Index, j: Index) -> _Sums:
+    """Returns the sums over one block of keys."""
+    (q,), (k, v) = head.queries(i), head.keys(j)
+    scores = head.scores(q, k, i, j)
+    highest = jnp.maximum(scores.max(1, keepdims=True), LOWEST)
+    weights = jnp.exp((scores - highest) * head.scale)
+    values = product(head.drop(weights, i, j), v, 1, 0)
+    return values, weights.sum(1, keepdims=True), highest
 
-    The sums are transposed: products of that form are the faster ones on CPU.
+
+def _no_sums(head: Head, i: Index) -> _Sums:
+    """Returns the sums over no keys."""
+    values = jnp.zeros_like(head.queries(i)[0])
+    return values, values[:, :1], jnp.full_like(values[:, :1], LOWEST)
+
+
+def _add(head: Head, first: _Sums, second: _Sums) -> _Sums:
+    """Returns the sums over the keys of both."""
+    highest = jnp.maximum(first[2], second[2])
+    shares = [jnp.exp((x[2] - highest) * head.scale) for x in (first, second)]
+    values, total = (
+        a * shares[0] + b * shares[1]
+        for a, b in zip(first[:2], second[:2], strict=True)
+    )
+    return values, total, highest
+
+
+def _gradients_of_group(heads: Heads, group: Sequence[Head]) -> list[_Gradients]:
+    """Returns the gradients of some heads.
 
     Args:
-        head: Of which.
-        i: Block of queries.
-        matrices: Of the queries: themselves, gradients of the means, logarithms of the
-            sums, products of gradients and means; keys, values, and the sums so far.
+        heads: All heads.
+        group: Those at hand. Of their queries they hold the queries themselves, the
+            gradients of the means, the logarithms of the sums of weights, and the
+            products of gradients and means.
     """
-    *of_queries, k_TK, v_TK, grad_k_KT, grad_v_KT = matrices
-    q, grad, lse, inner = (head.queries(x, i) for x in of_queries)
+    if heads.num_query_blocks == heads.num_key_blocks == 1:
+        return [_gradients(head, 0, 0) for head in group]
 
-    def step(j: Index, carry: tuple) -> tuple:
-        grad_q, grad_k_KT, grad_v_KT = carry
-        k, v = head.keys(k_TK, j), head.keys(v_TK, j)
-        weights = jnp.exp(head.scores(q, k, i, j) - lse)
-        grad_weights = head.drop(product(grad, v, 1, 1), i, j)
-        grad_scores = weights * (grad_weights - inner)
-        grad_v = product(grad, head.drop(weights, i, j), 0, 0)
-        return (
-            grad_q + product(grad_scores, k, 1, 0),
-            _add_columns(grad_k_KT, product(q, grad_scores, 0, 0), j),
-            _add_columns(grad_v_KT, grad_v, j),
-        )
+    def of_block(sums: list, i: Index) -> tuple[list, list]:
+        def step(j: Index, so_far: list[_Gradients]) -> list[_Gradients]:
+            found = [_gradients(head, i, j) for head in group]
+            return [_add_gradients(*x, j) for x in zip(so_far, found, strict=True)]
 
-    start = jnp.zeros_like(q), grad_k_KT, grad_v_KT
-    grad_q, *sums = head.over_keys(i, step, start)
-    return tuple(sums), grad_q
+        no_grads = [jnp.zeros_like(head.queries(i)[0]) for head in group]
+        start = [
+            (grad_q, *of_keys) for grad_q, of_keys in zip(no_grads, sums, strict=True)
+        ]
+        found = heads.over_key_blocks(i, step, start)
+        return [of_keys for _, *of_keys in found], [grad_q for grad_q, *_ in found]
+
+    start = [[jnp.zeros_like(x.T) for x in head.of_keys] for head in group]
+    sums, grads_q = heads.over_query_blocks(of_block, start)
+    return [(grad_q, *of_keys) for grad_q, of_keys in zip(grads_q, sums, strict=True)]
 
 
-def _add_columns(total: jax.Array, part: jax.Array, block: Index) -> jax.Array:
-    start, size = block * part.shape[1], part.shape[1]
-    part += jax.lax.dynamic_slice_in_dim(total, start, size, 1)
-    return jax.lax.dynamic_update_slice_in_dim(total, part, start, 1)
+def _gradients(head: Head, i: Index, j: Index) -> _Gradients:
+    """Returns the terms of two blocks, of the queries and of the keys of these."""
+    (q, grad, lse, inner), (k, v) = head.queries(i), head.keys(j)
+    weights = jnp.exp(head.scores(q, k, i, j) * head.scale - lse)
+    grad_weights = head.drop(product(grad, v, 1, 1), i, j)
+    grad_scores = weights * (grad_weights - inner) * head.scale
+    return (
+        product(grad_scores, k, 1, 0),
+        product(q.T, grad_scores, 1, 0),
+        product(grad.T, head.drop(weights, i, j), 1, 0),
+    )
+
+
+def _add_gradients(so_far: _Gradients, found: _Gradients, j: Index) -> _Gradients:
+    """Returns the sums, where the block of keys is the j-th of those so far."""
+
+    def add(total: jax.Array, part: jax.Array) -> jax.Array:
+        start, size = j * part.shape[1], part.shape[1]
+        part += jax.lax.dynamic_slice_in_dim(total, start, size, 1)
+        return jax.lax.dynamic_update_slice_in_dim(total, part, start, 1)
+
+    (grad_q, *of_keys), (more_q, *more) = so_far, found
+    grad_k, grad_v = map(add, of_keys, more)
+    return grad_q + more_q, grad_k, grad_v

@@ -10,13 +10,14 @@ import pytest
 
 from models import blocked_attention, weight_dropout
 from models.attention import attend, attend_blocked, attend_cudnn
+from models.head_blocks import Heads
 from models.layers import BlockConfig, dropout
 from models.masks import AttentionMask
 
 B, H, K = 2, 2, 8
 TOLERANCE = 2e-6  # of the largest value
 # Queries and keys: one block that is not filled; several that are not.
-LENGTHS = [(13, 13), (150, 150), (30, 290)]
+LENGTHS = [(13, 13), (600, 600), (30, 1160), (1160, 30)]
 
 
 def mask_of(kind, num_queries, num_keys):
@@ -39,11 +40,11 @@ def mask_of(kind, num_queries, num_keys):
 
 
 @functools.cache
-def inputs(num_queries, num_keys):
+def inputs(num_queries, num_keys, num_heads=H):
     keys = jax.random.split(jax.random.key(0), 4)
     lengths = num_queries, num_keys, num_keys, num_queries
     return [
-        jax.random.normal(key, (B, length, H, K))
+        jax.random.normal(key, (B, length, num_heads, K))
         for key, length in zip(keys, lengths, strict=True)
     ]
 
@@ -80,7 +81,7 @@ def test_blocked_gives_the_values_and_gradients_of_plain(kind, lengths):
 
 @pytest.mark.parametrize("kind", ["causal_documents", "shifted"])
 def test_blocked_knows_rules_together_and_queries_behind_their_keys(kind):
-    lengths = (30, 290) if kind == "shifted" else (150, 150)
+    lengths = (30, 1160) if kind == "shifted" else (600, 600)
     mask = mask_of(kind, *lengths)
     assert_near(
         values_and_gradients(attend_blocked, mask, lengths),
@@ -88,8 +89,19 @@ def test_blocked_knows_rules_together_and_queries_behind_their_keys(kind):
     )
 
 
+def test_blocked_takes_heads_in_groups_of_which_the_last_is_not_full():
+    mask, lengths = mask_of("padding", 13, 13), (13, 13, 19)
+    heads = Heads.of(*inputs(*lengths)[:2], mask, None)
+    assert 1 < heads.group < B * 19
+    assert B * 19 % heads.group
+    assert_near(
+        values_and_gradients(attend_blocked, mask, lengths, rate=0.3),
+        values_and_gradients(attend, mask, lengths, rate=0.3),
+    )
+
+
 def test_blocked_drops_the_weights_that_plain_drops():
-    mask, lengths = mask_of("causal", 150, 150), (150, 150)
+    mask, lengths = mask_of("causal", 600, 600), (600, 600)
     dropped = values_and_gradients(attend, mask, lengths, rate=0.3)
     assert_near(values_and_gradients(attend_blocked, mask, lengths, rate=0.3), dropped)
     kept = values_and_gradients(attend, mask, lengths)
@@ -125,7 +137,7 @@ def test_query_that_sees_no_key_gets_0_and_gives_no_gradient(part):
 
 
 def test_gradient_of_a_causal_query_is_0_on_all_later_keys():
-    q, k, v, _ = inputs(150, 150)
+    q, k, v, _ = inputs(600, 600)
     mask = AttentionMask(is_causal=True)
 
     @jax.jit
@@ -135,7 +147,7 @@ def test_gradient_of_a_causal_query_is_0_on_all_later_keys():
 
         return jax.grad(value, argnums=(0, 1))(k, v)
 
-    for position in (0, 79, 80, 149):
+    for position in (0, 303, 304, 599):
         for grad in gradient(position):
             seen = np.abs(grad).max((0, 2, 3)) > 0
             assert not seen[position + 1 :].any()
@@ -143,10 +155,10 @@ def test_gradient_of_a_causal_query_is_0_on_all_later_keys():
 
 
 def test_attention_to_parts_of_the_keys_is_merged_to_attention_to_all():
-    q, k, v, grad = inputs(30, 290)
-    mask = mask_of("causal_documents", 30, 290)
-    mask = dataclasses.replace(mask, shift=jnp.int32(200))
-    cuts = ((0, 90), (90, 200))
+    q, k, v, grad = inputs(30, 1160)
+    mask = mask_of("causal_documents", 30, 1160)
+    mask = dataclasses.replace(mask, shift=jnp.int32(800))
+    cuts = ((0, 360), (360, 800))
 
     @jax.jit
     def run(q, k, v):
@@ -167,7 +179,7 @@ def test_attention_to_parts_of_the_keys_is_merged_to_attention_to_all():
         return whole, (*merged, grads[0][0] + grads[1][0], grad_k, grad_v)
 
     whole, merged = run(q, k, v)
-    expected = values_and_gradients(attend_blocked, mask, (30, 290))
+    expected = values_and_gradients(attend_blocked, mask, (30, 1160))
     assert_near((*merged[:2], *merged[2:]), (*whole, *expected[1:]))
 
 
