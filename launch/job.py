@@ -153,20 +153,27 @@ class Job:
 
     def extra(self, step: int) -> dict[str, Any]:
         """Returns what a checkpoint holds besides the state."""
-        num_samples = self.config.batch_sizes.samples_before(step)
-        return {"config": resolve.to_values(self.config), "num_samples": num_samples}
+        return {
+            "config": resolve.to_values(self.config),
+            "num_samples": self.config.batch_sizes.samples_before(step),
+            "data": self.data.fingerprint,
+        }
 
     def changes_since(self, extra: Mapping[str, Any]) -> list[str]:
-        """Returns the fields whose values are others than in a checkpoint.
+        """Returns the fields whose values are others than in a checkpoint, and data.
 
         Those of ``dist`` and ``zero`` are left out: the layout makes no difference.
         """
         saved = resolve.by_path(extra["config"])
-        return [
+        changes = [
             f"{path}: {saved.get(path)} -> {value}"
             for path, value in resolve.by_path(resolve.to_values(self.config)).items()
             if not path.startswith(("dist.", "zero.")) and saved.get(path) != value
         ]
+        # A checkpoint that `launch.convert` made knows of no data.
+        if extra.get("data") not in (None, self.data.fingerprint):
+            changes.append("the contents of the data")
+        return changes
 
     def at_batch_size(self, size: int) -> "Job":
         """Returns the run of steps of this size; only its programs are others."""

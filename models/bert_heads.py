@@ -13,16 +13,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from models import bert, layers
-from models.classification import (
-    Sums,
-    class_counts,
-    classification_counts,
-    classification_sums,
-)
+from models.classification import Batch, SampleClassifier, Sums, class_counts
 from models.losses import cross_entropy
 from models.rules import at_least
-
-Batch = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +34,10 @@ class BertHeadConfig(bert.BertConfig):
         yield from at_least(self, num_classes=2)
 
 
-class BertClassifier(bert.Encoder):
+class BertClassifier(SampleClassifier, bert.Encoder):
     """BERT for the class of a text, or of a pair of texts.
 
-    A batch is a dict of arrays: those of `bert.Encoder`; ``targets`` float32
-    ``(B, classes)``, the probability of each class; ``weights`` float32 ``(B,)``, 0 on
-    samples that only fill up a batch.
+    A batch is a dict of arrays: those of `bert.Encoder` and of `SampleClassifier`.
     """
 
     def __init__(self, config: BertHeadConfig, *, rngs: nnx.Rngs):
@@ -58,21 +49,6 @@ class BertClassifier(bert.Encoder):
         """Returns the score of every class, float32 ``(B, classes)``."""
         pooled_BD = jnp.tanh(self.pooler(self.normalize(x_BLD[:, 0])))
         return self.classifier(pooled_BD).astype(jnp.float32)
-
-    def losses(self, x_BLD: jax.Array, batch: Batch) -> Sums:
-        """Returns `classification_sums` of the batch."""
-        logits = self.logits(x_BLD)
-        return classification_sums(logits, batch["targets"], batch["weights"])
-
-    @staticmethod
-    def counts(batch: Batch) -> Sums:
-        """Returns what each sum of `losses` is to be divided by, over a whole batch."""
-        return classification_counts(batch["targets"], batch["weights"])
-
-    def tallies(self, x_BLD: jax.Array, batch: Batch) -> Sums:
-        """Returns further sums, of which evaluation makes F1 scores."""
-        logits, labels_B = self.logits(x_BLD), batch["targets"].argmax(-1)
-        return {"class_counts": class_counts(logits, labels_B, batch["weights"])}
 
 
 class BertTagger(bert.Encoder):

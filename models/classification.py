@@ -4,14 +4,45 @@ They all are sums over samples, so that those of microbatches, devices and batch
 up to what one large batch gives.
 """
 
+import abc
+
 import jax
 import jax.numpy as jnp
 
 from models.losses import soft_cross_entropy
 
+Batch = dict[str, jax.Array]
 Sums = dict[str, jax.Array]
 
 TOP = 5  # classes among which the right one may be; of as few, all are
+
+
+class SampleClassifier:
+    """What a model that gives each sample a class is trained on and judged by.
+
+    Its batches have ``targets`` float32 ``(B, C)``, the probability of each class, such
+    as 1 for one of them or what Mixup makes of two; and ``weights`` float32 ``(B,)``, 0
+    on samples that only fill up a batch.
+    """
+
+    @abc.abstractmethod
+    def logits(self, x_BLD: jax.Array) -> jax.Array:
+        """Returns the score of every class, float32 ``(B, C)``."""
+
+    def losses(self, x_BLD: jax.Array, batch: Batch) -> Sums:
+        """Returns `classification_sums` of the batch."""
+        logits = self.logits(x_BLD)
+        return classification_sums(logits, batch["targets"], batch["weights"])
+
+    @staticmethod
+    def counts(batch: Batch) -> Sums:
+        """Returns what each sum of `losses` is to be divided by, over a whole batch."""
+        return classification_counts(batch["targets"], batch["weights"])
+
+    def tallies(self, x_BLD: jax.Array, batch: Batch) -> Sums:
+        """Returns further sums, of which evaluation makes F1 scores."""
+        logits, labels_B = self.logits(x_BLD), batch["targets"].argmax(-1)
+        return {"class_counts": class_counts(logits, labels_B, batch["weights"])}
 
 
 def classification_sums(

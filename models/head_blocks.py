@@ -1,8 +1,8 @@
 """Attention as many small problems: heads of samples, each cut into blocks.
 
-A head's queries, keys and values are matrices, filled up to whole blocks. Some heads, of
-one sample or several, are dealt with side by side, each by operations of its own: XLA runs those
-at the same time on several cores of a CPU, although each is small.
+A head's queries, keys and values are matrices, filled up to whole blocks. Some heads,
+of one sample or several, are dealt with side by side, each by operations of its own:
+XLA runs those at the same time on several cores of a CPU, although each is small.
 """
 
 import dataclasses

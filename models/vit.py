@@ -12,15 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from models import block, layers
-from models.classification import (
-    Sums,
-    class_counts,
-    classification_counts,
-    classification_sums,
-)
+from models.classification import Batch, SampleClassifier
 from models.rules import at_least, one_of
-
-Batch = dict[str, jax.Array]
 
 POOLINGS = ("class_token", "mean")
 
@@ -119,13 +112,11 @@ class PatchEmbedding(nnx.Module):
         return layers.add_in_float32(x_BLD, self.position[...])
 
 
-class Vit(nnx.Module):
+class Vit(SampleClassifier, nnx.Module):
     """ViT for image classification.
 
-    A batch is a dict of arrays: ``images`` float ``(B, height, width, channels)``;
-    ``targets`` float32 ``(B, classes)``, the probability of each class, such as 1 for
-    one of them or what Mixup makes of two; ``weights`` float32 ``(B,)``, 0 on samples
-    that only fill up a batch.
+    A batch is a dict of arrays: ``images`` float ``(B, height, width, channels)``, and
+    those of `SampleClassifier`.
     """
 
     def __init__(self, config: VitConfig, *, rngs: nnx.Rngs):
@@ -158,18 +149,3 @@ class Vit(nnx.Module):
         else:
             pooled_BD = self.final_norm(x_BLD).mean(1)
         return self.classifier(pooled_BD.astype(x_BLD.dtype)).astype(jnp.float32)
-
-    def losses(self, x_BLD: jax.Array, batch: Batch) -> Sums:
-        """Returns `classification_sums` of the batch."""
-        logits = self.logits(x_BLD)
-        return classification_sums(logits, batch["targets"], batch["weights"])
-
-    @staticmethod
-    def counts(batch: Batch) -> Sums:
-        """Returns what each sum of `losses` is to be divided by, over a whole batch."""
-        return classification_counts(batch["targets"], batch["weights"])
-
-    def tallies(self, x_BLD: jax.Array, batch: Batch) -> Sums:
-        """Returns further sums, of which evaluation makes F1 scores."""
-        logits, labels_B = self.logits(x_BLD), batch["targets"].argmax(-1)
-        return {"class_counts": class_counts(logits, labels_B, batch["weights"])}
