@@ -26,6 +26,8 @@ FIELDS = {
     "optim.warmup_steps": 2,
     "train.num_steps": 20,
 }
+# Programs kept: of too many, a process runs out of places to map their code to.
+FEW = 8
 TEXT = {
     "model.vocab_size": batches.VOCAB_SIZE,
     "model.vocab_multiple": 64,
@@ -105,7 +107,7 @@ class Trained:
     losses: np.ndarray
 
 
-@functools.cache
+@functools.lru_cache(maxsize=FEW)
 def make_steps(case):
     """The step's config; its optimizer also keeps the last gradients."""
     config, mesh = case.config, case.mesh
@@ -124,7 +126,7 @@ def make_steps(case):
     return dataclasses.replace(steps, optimizer=rule, shardings=shardings)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=FEW)
 def compile_step(case):
     """The compiled training step."""
     steps = make_steps(case)
