@@ -14,7 +14,8 @@ import pytest
 from benchmarks import memory
 from launch import resolve, virtual_gpus
 
-SIZE, LENGTH, DIM, NUM_PARAMS = 4, 256, 128, 12 * 128 * 128
+SIZE, LENGTH, DIM = 8, 512, 512  # with fewer channels XLA keeps more on GPUs
+NUM_PARAMS = 12 * DIM**2  # of a layer, about
 H100 = "h100-80g"
 TARGETS = [
     memory.CPU,
