@@ -9,6 +9,7 @@ from launch.data import (
     draws,
     packed_samples,
     token_store,
+    tokenizer,
     whole_texts,
 )
 from launch.data.packed_samples import PackedSamples
@@ -38,7 +39,9 @@ def open_splits(data: DataConfig, model: Gpt2Config, seed: int) -> Splits:
     cache_dir = cache.directory(data.cache_dir)
     texts = whole_texts.open_texts(data.files, cache_dir)
     if data.tokenizer is None:
-        tokens = byte_bpe.train(texts, cache_dir, vocab_size=model.vocab_size)
+        tokens = tokenizer.train(
+            texts, cache_dir, vocab_size=model.vocab_size, kind=byte_bpe.BYTE_BPE
+        )
     else:
         tokens = byte_bpe.load(data.tokenizer, vocab_size=model.vocab_size)
     ids = tokens.get_vocab(with_added_tokens=True)

@@ -5,12 +5,12 @@ document, the string under ``text``. Either may be compressed with gzip. Files a
 streamed: no more than a document is held at a time.
 """
 
-import dataclasses
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
 from launch.data import cache, python_docs, text_files
+from launch.data.text_files import Corpus
 
 # Text without full stops, and books without blank lines, still make samples.
 MAX_SENTENCE_WORDS = 100
@@ -25,40 +25,6 @@ _ABBREVIATION = re.compile(
     r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|vs|cf|e\.g|i\.e|approx|Figs?|figs?|pp|[A-Z])$"
     r"|^\s*\d{1,3}$"  # the number of a list item
 )
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Corpus:
-    """Files of text.
-
-    Attributes:
-        name: For people.
-        files: In the order in which they are read.
-        fingerprint: Digest of the contents and of this module.
-    """
-
-    name: str
-    files: tuple[pathlib.Path, ...]
-    fingerprint: str
-
-    def documents(self) -> Iterator[Document]:
-        """Yields the documents, each a list of at least one sentence.
-
-        Raises:
-            ValueError: If a file cannot be read as text or JSON lines, with the place,
-                or holds no text.
-        """
-        for path in self.files:
-            empty = True
-            for text in _texts(path):
-                sentences = split_sentences(text)
-                for start in range(0, len(sentences), MAX_DOCUMENT_SENTENCES):
-                    empty = False
-                    yield sentences[start : start + MAX_DOCUMENT_SENTENCES]
-            if empty:
-                raise ValueError(
-                    f"Data file '{path}' holds no text. Remove it from data.files."
-                )
 
 
 def open_corpus(
@@ -78,18 +44,17 @@ def open_corpus(
         ValueError: If files are empty, or folders: all of them are named. If one cannot
             be read, or the cache not written.
     """
-    if not files:
-        path = cache.entry(cache_dir, python_docs.cache_name(), python_docs.write)
-        return Corpus(
-            name="the documentation of Python",
-            files=(path,),
-            fingerprint=text_files.fingerprint([path], cache_dir, reader=__file__),
-        )
-    paths = text_files.expand(files, field)
+    if files:
+        paths = text_files.expand(files, field)
+        name = text_files.describe(paths)
+    else:
+        name = "the documentation of Python"
+        paths = [cache.entry(cache_dir, python_docs.cache_name(), python_docs.write)]
     return Corpus(
-        name=text_files.describe(paths),
+        name=name,
         files=tuple(paths),
         fingerprint=text_files.fingerprint(paths, cache_dir, reader=__file__),
+        read=_documents,
     )
 
 
@@ -115,6 +80,14 @@ def split_sentences(text: str) -> list[str]:
         sentences += _words(text[start : match.end()])
         start = match.end()
     return sentences + _words(text[start:])
+
+
+def _documents(path: pathlib.Path) -> Iterator[Document]:
+    """Yields the documents, each a list of at least one sentence."""
+    for text in _texts(path):
+        sentences = split_sentences(text)
+        for start in range(0, len(sentences), MAX_DOCUMENT_SENTENCES):
+            yield sentences[start : start + MAX_DOCUMENT_SENTENCES]
 
 
 def _words(text: str) -> list[str]:

@@ -3,6 +3,7 @@
 Files are streamed: no more than a line is held at a time.
 """
 
+import dataclasses
 import functools
 import glob
 import gzip
@@ -10,12 +11,46 @@ import hashlib
 import json
 import pathlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from launch.data import cache
 
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 LARGE_FILE = 2**26  # bytes
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """Files of text, read as documents.
+
+    Attributes:
+        name: For people.
+        files: In the order in which they are read.
+        fingerprint: Digest of the contents and of the code that reads them.
+        read: Yields the documents of a file, each a list of strings.
+    """
+
+    name: str
+    files: tuple[pathlib.Path, ...]
+    fingerprint: str
+    read: Callable[[pathlib.Path], Iterator[list[str]]]
+
+    def documents(self) -> Iterator[list[str]]:
+        """Yields the documents of all files.
+
+        Raises:
+            ValueError: If a file cannot be read as text or JSON lines, with the place,
+                or holds no text.
+        """
+        for path in self.files:
+            is_empty = True
+            for document in self.read(path):
+                is_empty = False
+                yield document
+            if is_empty:
+                raise ValueError(
+                    f"Data file '{path}' holds no text. Remove it from data.files."
+                )
 
 
 def expand(files: Sequence[str], field: str = "data.files") -> list[pathlib.Path]:

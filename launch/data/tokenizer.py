@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tokenizers
@@ -18,7 +18,6 @@ from launch.data.token_store import AbstractCorpus
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"
-MIN_VOCAB_SIZE = 64
 _DOCUMENTS_PER_BATCH = 256
 
 
@@ -45,30 +44,62 @@ class Vocabulary:
     ordinary: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Tokenizers that are trained in one way.
+
+    Attributes:
+        name: In the names of files.
+        code: The module that trains them, its ``__file__``.
+        min_vocab_size: Tokens that they have at least.
+        typical: How many they have as a rule, for messages.
+        train: Returns one of a corpus, with so many tokens at most.
+    """
+
+    name: str
+    code: str
+    min_vocab_size: int
+    typical: str
+    train: Callable[[AbstractCorpus, int], tokenizers.Tokenizer]
+
+
 def train(
-    corpus: AbstractCorpus, cache_dir: pathlib.Path, *, vocab_size: int
+    corpus: AbstractCorpus,
+    cache_dir: pathlib.Path,
+    *,
+    vocab_size: int,
+    kind: Kind | None = None,
 ) -> tokenizers.Tokenizer:
-    """Returns a lower-case WordPiece tokenizer of the corpus, trained or cached.
+    """Returns a tokenizer of the corpus, trained or cached.
 
     Args:
         corpus: All of it, the validation split too, is read.
         cache_dir: Where the tokenizer is kept, as a ``tokenizer.json``.
         vocab_size: Tokens at most; a small corpus gives fewer.
+        kind: How it is trained; None for lower-case WordPiece.
 
     Raises:
-        ValueError: If ``vocab_size`` is below `MIN_VOCAB_SIZE`, or the corpus cannot be
-            read, or the cache not written.
+        ValueError: If ``vocab_size`` is below what the kind needs, or the corpus cannot
+            be read, or the cache not written.
     """
-    if vocab_size < MIN_VOCAB_SIZE:
+    kind = kind or WORDPIECE
+    if vocab_size < kind.min_vocab_size:
         raise ValueError(
             f"model.vocab_size={vocab_size} leaves no room for a trained vocabulary."
-            f" Use at least {MIN_VOCAB_SIZE}, typically 8192 to 32768."
+            f" Use at least {kind.min_vocab_size}, typically {kind.typical}."
         )
-    key = hashlib.sha256(pathlib.Path(__file__).read_bytes())
+    key = hashlib.sha256()
+    for code in (__file__, kind.code):
+        key.update(pathlib.Path(code).read_bytes())
     key.update(f"{tokenizers.__version__} {corpus.fingerprint}".encode())
-    name = f"wordpiece-{vocab_size}-{key.hexdigest()[:16]}.json"
-    path = cache.entry(cache_dir, name, lambda path: _write(path, corpus, vocab_size))
-    return tokenizers.Tokenizer.from_file(str(path))
+    name = f"{kind.name}-{vocab_size}-{key.hexdigest()[:16]}.json"
+
+    def write(path: pathlib.Path) -> None:
+        # Not by `Tokenizer.save`: a full disk is to be an OSError.
+        trained = kind.train(corpus, vocab_size)
+        path.write_text(trained.to_str(pretty=True), encoding="utf-8")
+
+    return tokenizers.Tokenizer.from_file(str(cache.entry(cache_dir, name, write)))
 
 
 def load(path: str, *, vocab_size: int, masks_words: bool) -> tokenizers.Tokenizer:
@@ -207,11 +238,6 @@ def _wordpiece(ids: dict[str, int], *, lowercase: bool) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _write(path: pathlib.Path, corpus: AbstractCorpus, vocab_size: int) -> None:
-    # Not by `Tokenizer.save`: a full disk is to be an OSError.
-    path.write_text(_train(corpus, vocab_size).to_str(pretty=True), encoding="utf-8")
-
-
 def _train(corpus: AbstractCorpus, vocab_size: int) -> tokenizers.Tokenizer:
     # The trainer numbers '##x' as it meets them in a hash map, and breaks ties between
     # merges by number. Numbering every letter before it starts makes the result one.
@@ -231,6 +257,15 @@ def _train(corpus: AbstractCorpus, vocab_size: int) -> tokenizers.Tokenizer:
     ids = tokenizer.get_vocab(with_added_tokens=True)
     # Anew, since the trainer takes '##x' for special tokens.
     return _wordpiece(ids, lowercase=True)
+
+
+WORDPIECE = Kind(
+    name="wordpiece",
+    code=__file__,
+    min_vocab_size=64,
+    typical="8192 to 32768",
+    train=_train,
+)
 
 
 def _alphabet(corpus: AbstractCorpus, *, limit: int) -> list[str]:

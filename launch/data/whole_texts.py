@@ -6,52 +6,19 @@ into pieces at the ends of lines, so that a single book can be trained on and he
 in parts.
 """
 
-import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from launch.data import python_docs, text_files
+from launch.data.text_files import Corpus
 
 END_OF_TEXT = "<|endoftext|>"
 MAX_CHARACTERS = 2**15  # of a document
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WholeTexts:
-    """Files of text.
-
-    Attributes:
-        name: For people.
-        files: In the order in which they are read.
-        fingerprint: Digest of the contents and of this module.
-    """
-
-    name: str
-    files: tuple[pathlib.Path, ...]
-    fingerprint: str
-
-    def documents(self) -> Iterator[list[str]]:
-        """Yields the documents, each a list of one string.
-
-        Raises:
-            ValueError: If a file cannot be read as text or JSON lines, with the place,
-                or holds no text.
-        """
-        for path in self.files:
-            empty = True
-            for text in _texts(path):
-                if text.strip():
-                    empty = False
-                    yield [text]
-            if empty:
-                raise ValueError(
-                    f"Data file '{path}' holds no text. Remove it from data.files."
-                )
-
-
 def open_texts(
     files: Sequence[str], cache_dir: pathlib.Path, field: str = "data.files"
-) -> WholeTexts:
+) -> Corpus:
     """Returns the corpus made of ``files``, without reading it as text yet.
 
     Args:
@@ -71,10 +38,11 @@ def open_texts(
         sources = python_docs.source_files()
         paths = [path for path in sources if path.stat().st_size > 0]
         name = "the source of Python's standard library"
-    return WholeTexts(
+    return Corpus(
         name=name,
         files=tuple(paths),
         fingerprint=text_files.fingerprint(paths, cache_dir, reader=__file__),
+        read=_documents,
     )
 
 
@@ -98,6 +66,13 @@ def cut(lines: Iterable[str]) -> Iterator[str]:
             yield "".join(parts)
             parts, size = [], 0
     yield "".join(parts)
+
+
+def _documents(path: pathlib.Path) -> Iterator[list[str]]:
+    """Yields the documents, each a list of one string."""
+    for text in _texts(path):
+        if text.strip():
+            yield [text]
 
 
 def _texts(path: pathlib.Path) -> Iterator[str]:

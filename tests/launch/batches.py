@@ -1,7 +1,10 @@
 """Random batches of each family, in which samples differ in how much they hold."""
 
+import types
+
 import numpy as np
 
+NO_DATA = types.SimpleNamespace(fingerprint="of no data")  # of a run that trains not
 VOCAB_SIZE = 60
 NUM_PREDICTED = 3
 

@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import models
 
 from launch import gpt2_data
-from launch.data import byte_bpe, whole_texts
+from launch.data import byte_bpe, tokenizer, whole_texts
 from launch.run_config import DataConfig
 from models.gpt2 import Gpt2Config
 
@@ -134,7 +134,9 @@ def test_equal_documents_are_on_one_side(data, tmp_path):
 def test_tokens_write_every_text(data, tmp_path, vocab_size):
     texts = whole_texts.open_texts(data.files, tmp_path)
 
-    tokens = byte_bpe.train(texts, tmp_path, vocab_size=vocab_size)
+    tokens = tokenizer.train(
+        texts, tmp_path, vocab_size=vocab_size, kind=byte_bpe.BYTE_BPE
+    )
 
     assert tokens.get_vocab_size() == vocab_size
     text = "\tnaïve 字  \r\n\x00 🙂 never seen\n\n"
@@ -145,7 +147,8 @@ def test_training_a_vocabulary_twice_gives_the_same(data, tmp_path):
     texts = whole_texts.open_texts(data.files, tmp_path)
 
     one, other = (
-        byte_bpe.train(texts, tmp_path / name, vocab_size=400) for name in "ab"
+        tokenizer.train(texts, tmp_path / name, vocab_size=400, kind=byte_bpe.BYTE_BPE)
+        for name in "ab"
     )
 
     assert one.to_str() == other.to_str()

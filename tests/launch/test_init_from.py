@@ -17,6 +17,7 @@ from launch.resolve import ConfigError, DeviceCount
 from models import convert as model_convert
 from models import published
 from models.stacked import path_of
+from tests.launch.batches import NO_DATA
 from tests.models import cases
 
 # One line each of what a config of a fine-tuning says.
@@ -82,7 +83,7 @@ def build(config):
     devices = np.array(jax.devices()[: dist.num_devices]).reshape(sizes)
     mesh = Mesh(devices, ("stage", "data", "tensor"), axis_types=(AxisType.Auto,) * 3)
     steps = job.build_steps(config, mesh)
-    return job.Job(config=config, mesh=mesh, data=None, steps=steps)
+    return job.Job(config=config, mesh=mesh, data=NO_DATA, steps=steps)
 
 
 def begin(config):

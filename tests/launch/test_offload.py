@@ -10,6 +10,7 @@ from launch import job, offload, resolve, state
 from launch.checkpoint import Checkpointer
 from launch.step import build_train_step
 from tests.launch import cases
+from tests.launch.batches import NO_DATA
 from tests.launch.cases import Case
 
 OFFLOAD = (
@@ -69,7 +70,7 @@ def test_training_is_the_same_as_without(offloaded):
 
 def test_checkpoint_goes_back_to_the_host(offloaded, tmp_path):
     steps, current, _ = offloaded
-    run = job.Job(config=CASE.config, mesh=steps.mesh, data=None, steps=steps)
+    run = job.Job(config=CASE.config, mesh=steps.mesh, data=NO_DATA, steps=steps)
 
     with Checkpointer(tmp_path / "run") as checkpointer:
         saved = run.saved_form.to_saved(current)

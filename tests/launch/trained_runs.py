@@ -7,6 +7,7 @@ from launch import job, resolve, workdir
 from launch.checkpoint import Checkpointer
 from launch.data.whole_texts import END_OF_TEXT
 from launch.resolve import DeviceCount
+from tests.launch.batches import NO_DATA
 from tests.launch.cases import Case
 
 SIZES = {
@@ -44,7 +45,7 @@ def make(directory, *, model=GPT2, data=None, step=7, tokenizer=None):
     }
     config = resolve.resolve(values, {}, DeviceCount(num_devices=1))
     steps = job.build_steps(config, Case().mesh)
-    run = job.Job(config=config, mesh=steps.mesh, data=None, steps=steps)
+    run = job.Job(config=config, mesh=steps.mesh, data=NO_DATA, steps=steps)
     state = run.create_state()
     workdir.prepare(directory, config, tokenizer)
     with Checkpointer(directory / workdir.CHECKPOINTS) as checkpointer:
