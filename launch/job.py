@@ -250,12 +250,14 @@ class Job:
         return NamedSharding(self.mesh, P("data"))
 
 
-def build(config: RunConfig, mesh: Mesh) -> Job:
+def build(config: RunConfig, mesh: Mesh, *, tokenizer: str | None = None) -> Job:
     """Returns the job; reads the data, but makes no array on a device.
 
     Args:
         config: The resolved config.
         mesh: Its devices, from `distributed.create_mesh`.
+        tokenizer: Path of that of the run which goes on: with ``data.tokenizer`` None
+            it is taken, and none is trained. Text may have come to the corpus since.
 
     Raises:
         DataError: If the data cannot be used; see `families.build`.
@@ -265,8 +267,11 @@ def build(config: RunConfig, mesh: Mesh) -> Job:
     if config.optim.offload and (problems := list(offload.problems(mesh))):
         raise resolve.ConfigError(problems)
     rows = distributed.process_rows(mesh, config.train.global_batch_size)
+    found = dataclasses.replace(
+        config.data, tokenizer=config.data.tokenizer or tokenizer
+    )
     try:
-        data = families.build(config, rows=rows)
+        data = families.build(dataclasses.replace(config, data=found), rows=rows)
     except ValueError as error:
         raise DataError(str(error)) from error
     if data.classes is not None:  # a model without their names is of little use

@@ -75,7 +75,8 @@ def run(options: command_line.Options) -> int:
     folder = pathlib.Path(options.workdir) / workdir.CHECKPOINTS
     with Checkpointer(folder, keep=config.checkpoint.keep) as checkpointer:
         workdir.check(options.workdir, checkpointer, needs_checkpoint=is_continued)
-        built = job.build(config, mesh)
+        tokenizer = workdir.tokenizer(options.workdir) if is_continued else None
+        built = job.build(config, mesh, tokenizer=tokenizer)
         say(*report.describe_config(built.config), built.data.summary())
         say(report.describe_devices(built, devices), report.describe_attention(built))
         if is_continued:

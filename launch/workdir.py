@@ -63,6 +63,12 @@ def origin(directory: str) -> str | None:
     return directory if (pathlib.Path(directory) / CONFIG_FILE).is_file() else None
 
 
+def tokenizer(directory: str) -> str | None:
+    """Returns the path of the tokenizer in the folder of a run, None if it has none."""
+    path = pathlib.Path(directory) / TOKENIZER_FILE
+    return str(path) if path.is_file() else None
+
+
 def load_config(directory: str) -> dict[str, Any]:
     """Returns the values of the config in the folder of a run.
 

@@ -203,6 +203,25 @@ def test_resuming_a_finished_run_says_that_nothing_is_left(launch, finished, cap
     assert "step 12 is done, of train.num_steps=12: there is nothing left" in line
 
 
+def test_run_that_goes_on_reads_other_text_by_its_tokenizer(
+    launch, finished, corpus, tmp_path, capfd
+):
+    workdir, other = tmp_path / "run", tmp_path / "other.txt"
+    shutil.copytree(finished, workdir)
+    text = (corpus / "text.txt").read_text()
+    other.write_text(text.replace("house", "giraffe"))
+
+    assert launch(workdir, "--resume", fields={"data.files": other}) == 0
+
+    kept, before = (f / "tokenizer.json" for f in (workdir, finished))
+    assert kept.read_text() == before.read_text()
+    said = capfd.readouterr().out
+    changed = next(line for line in said.splitlines() if "changed since then" in line)
+    assert "data.files" in changed
+    assert "the contents of the data" in changed
+    assert "data.tokenizer" not in changed
+
+
 def test_diverging_run_names_the_step_and_keeps_the_last_good_checkpoint(
     launch, finished, tmp_path, capfd
 ):
