@@ -139,6 +139,5 @@ def _limit(devices: DeviceCount, num_devices: int) -> DeviceCount:
 def _open_tokenizer(
     folder: pathlib.Path, config: RunConfig
 ) -> tokenizers.Tokenizer | None:
-    saved = folder / workdir.TOKENIZER_FILE
-    path = str(saved) if saved.is_file() else config.data.tokenizer
+    path = workdir.tokenizer(str(folder)) or config.data.tokenizer
     return None if path is None else tokenizer.open_file(path)

@@ -4,8 +4,7 @@ The softmax over the keys is taken block by block (arXiv:2205.14135): of each qu
 highest score so far, the sum of the exponentials and the weighted sum of the values are
 kept. The backward pass computes the weights again, from the logarithm of that sum.
 
-All products are of two plain matrices, some heads at a time: on CPU these are several
-times faster than batched ones.
+All products are of two plain matrices, for some heads at a time (`models.head_blocks`).
 """
 
 from collections.abc import Sequence

@@ -45,6 +45,23 @@ def test_works_take_turns_and_the_warm_up_does_not_count():
     assert timings["slow"].median > timings["fast"].median
 
 
+def test_of_several_runs_in_a_turn_the_last_counts():
+    calls = []
+
+    def work():
+        calls.append(None)
+        is_last_of_turn = len(calls) % 2 == 0
+        time.sleep(0.0 if is_last_of_turn else 0.05)
+        return jnp.ones(())
+
+    timings = harness.time_in_turns(
+        {"work": work}, num_warmup=0, num_runs=3, runs_per_turn=2
+    )
+    assert len(calls) == 6
+    assert len(timings["work"].seconds) == 3
+    assert timings["work"].median < 0.05
+
+
 def test_report_ends_with_one_line_of_json(capsys):
     harness.report({"step": "1 ms"}, {"step_seconds_median": 0.001}, title="a model")
     *table, line = capsys.readouterr().out.splitlines()
